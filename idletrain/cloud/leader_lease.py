@@ -10,8 +10,8 @@ import json
 import logging
 import time
 
-from idletrain.errors import RefusedError
-from idletrain.storage import ConflictError, S3Prefix
+from idletrain.errors import RefusedError, reading
+from idletrain.storage import ConflictError, S3Prefix, TaggedContent
 
 logger = logging.getLogger(__name__)
 LEADER_LEASE_KEY = "lease.json"
@@ -26,9 +26,21 @@ def end(prefix: S3Prefix) -> None:
 
 
 def renewed(prefix: S3Prefix) -> float:
-    """Return when a run's head node last renewed its lease, in Unix seconds of its clock; 0 without a lease."""
-    stored = prefix.get(LEADER_LEASE_KEY)
-    return float(json.loads(stored.content)["renewed"]) if stored else 0.0
+    """Return when a run's head node last renewed its lease, in Unix seconds of its clock; 0 without a lease.
+
+    Raises:
+        DamageError: the lease is not what a head writes.
+    """
+    return _held(prefix.get(LEADER_LEASE_KEY))[1]
+
+
+def _held(stored: TaggedContent | None) -> tuple[str, float]:
+    """Return a lease's holder and when it was renewed; "" and 0 without a lease."""
+    if stored is None:
+        return "", 0.0
+    with reading(LEADER_LEASE_KEY, "end the run with `idletrain down` and go on with --resume"):
+        fields = json.loads(stored.content)
+        return str(fields["holder"]), float(fields["renewed"])
 
 
 class LeaderLease:
@@ -49,7 +61,7 @@ class LeaderLease:
             RefusedError: another head leads the run.
         """
         stored = await asyncio.to_thread(self._prefix.get, LEADER_LEASE_KEY)
-        if stored and json.loads(stored.content)["holder"]:
+        if stored and _held(stored)[0]:
             await self._wait_for_expiry(stored.tag)
             stored = await asyncio.to_thread(self._prefix.get, LEADER_LEASE_KEY)
         await self._write(stored.tag if stored else None, self._holder)
@@ -79,10 +91,11 @@ class LeaderLease:
         while time.monotonic() < until:
             await asyncio.sleep(LEASE_POLL_SECONDS)
             stored = await asyncio.to_thread(self._prefix.get, LEADER_LEASE_KEY)
-            if stored is None or not json.loads(stored.content)["holder"]:
+            holder, _ = _held(stored)
+            if stored is None or not holder:
                 return
             if stored.tag != tag:
-                raise self._refusal(json.loads(stored.content)["holder"])
+                raise self._refusal(holder)
 
     async def _write(self, tag: str | None, holder: str) -> None:
         content = json.dumps({"holder": holder, "renewed": time.time()}).encode()
@@ -90,7 +103,7 @@ class LeaderLease:
             self._tag = await asyncio.to_thread(self._prefix.put_if, LEADER_LEASE_KEY, content, tag)
         except ConflictError:
             stored = await asyncio.to_thread(self._prefix.get, LEADER_LEASE_KEY)
-            if not stored or stored.tag == tag or json.loads(stored.content)["holder"] != self._holder:
+            if not stored or stored.tag == tag or _held(stored)[0] != self._holder:
                 raise self._refusal("another head") from None
             await self._write(stored.tag, holder)  # our own write succeeded, but its answer was lost
 

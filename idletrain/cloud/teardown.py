@@ -100,8 +100,12 @@ def orphans(
         if not tags.keys() >= OWN_TAGS:  # somebody else's resource, named like ours
             continue
         run, prefix = tags[TAG + "run"], tags[TAG + "prefix"]
-        age = now - datetime.datetime.fromisoformat(tags[TAG + "created"]).timestamp()
-        if now > float(tags[TAG + "deadline"]):
+        try:
+            age = now - datetime.datetime.fromisoformat(tags[TAG + "created"]).timestamp()
+            deadline = float(tags[TAG + "deadline"])
+        except (ValueError, OverflowError):  # not of idletrain's writing either
+            continue
+        if now > deadline:
             orphaned[run] = Orphan(run, prefix, "its deadline has passed")
         elif run not in led and age > grace_seconds:
             orphaned.setdefault(run, Orphan(run, prefix, over.get(run, "it has no head")))

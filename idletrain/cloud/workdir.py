@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, reading
 from idletrain.storage import S3Prefix
 
 WORKDIR_KEY = "workdir.tar.gz"
@@ -65,9 +65,16 @@ def pack(workdir: Path) -> bytes:
 
 
 def unpack(prefix: S3Prefix, directory: Path) -> None:
-    """Unpack the archive below a run's prefix, if there is one, into a directory."""
+    """Unpack the archive below a run's prefix, if there is one, into a directory.
+
+    Raises:
+        DamageError: it is none, or leads out of the directory.
+    """
     if packed := prefix.get(WORKDIR_KEY):
-        with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
+        with (
+            reading(prefix.url + WORKDIR_KEY, "launch the job under another name"),
+            tarfile.open(fileobj=io.BytesIO(packed.content)) as archive,
+        ):
             archive.extractall(directory, filter="data")
 
 

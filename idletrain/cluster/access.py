@@ -18,7 +18,7 @@ from pathlib import Path
 from idletrain.cluster import certificates
 from idletrain.cluster.dask_scheduler import CLUSTER_FILE
 from idletrain.cluster.identity import OPTIONS, Identity
-from idletrain.errors import RunError
+from idletrain.errors import RunError, reading
 from idletrain.observe.records import Record, Sink
 from idletrain.storage import has_head, owner_only
 
@@ -72,6 +72,7 @@ def find(run_dir: Path) -> Access:
 
     Raises:
         RunError: there is none, or it is another user's.
+        DamageError: its addresses are not what was written.
     """
     try:
         if run_dir.stat().st_uid != os.geteuid():
@@ -80,12 +81,14 @@ def find(run_dir: Path) -> Access:
             raise RunError(
                 f"run {run_dir} does not train on this machine now; start it with `idletrain launch --resume`"
             )
-        addresses = json.loads((run_dir / CLUSTER_FILE).read_text())
+        content = (run_dir / CLUSTER_FILE).read_bytes()
     except FileNotFoundError:
         raise RunError(f"there is no run in {run_dir} on this machine now; name one, or give an address") from None
     except OSError as error:
         raise RunError(f"{run_dir} cannot be read ({error.strerror}); is the run another user's?") from None
-    return Access(addresses["scheduler"], *(folder_of(run_dir) / file for file in OPTIONS))
+    with reading(run_dir / CLUSTER_FILE, "start the run again with --resume, which writes it anew"):
+        scheduler = str(json.loads(content)["scheduler"])
+    return Access(scheduler, *(folder_of(run_dir) / file for file in OPTIONS))
 
 
 def link(run_dir: Path, dashboard: str) -> str:

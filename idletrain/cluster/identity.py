@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from idletrain.errors import reading
 from idletrain.storage import make_private, owner_only
 
 if TYPE_CHECKING:
@@ -36,8 +37,14 @@ class Identity:
 
     @classmethod
     def from_json(cls, text: str) -> Identity:
-        """Read what `as_json` wrote."""
-        return cls(**json.loads(text))
+        """Read what `as_json` wrote.
+
+        Raises:
+            DamageError: it is something else.
+        """
+        with reading("the run's secret", "end the run with `idletrain down` and go on with --resume"):
+            fields = json.loads(text)
+            return cls(*(fields[part] + "" for part in ("ca", "cert", "key")))  # texts, or no such thing
 
     def write(self, directory: Path) -> tuple[str, ...]:
         """Write it as files that only this user can read; return the options of `idletrain worker` that name them."""

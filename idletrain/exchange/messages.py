@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from idletrain.errors import RefusedError
 
 
 class Reply(enum.StrEnum):
@@ -127,6 +130,21 @@ class PartialPayload:
     content: memoryview
     received: NDArray[np.bool_]
     train_seconds: float
+
+
+_PUSH_HEADER = TypeAdapter(PushHeader)
+
+
+def push_header(message: Mapping[str, Any]) -> PushHeader:
+    """Read what `as_message` made of a header.
+
+    Raises:
+        RefusedError: it is something else.
+    """
+    try:
+        return _PUSH_HEADER.validate_python(message)
+    except ValueError:
+        raise RefusedError("a push does not say what it holds; are worker and head of one version?") from None
 
 
 def as_message(record: LeaseId | PushHeader) -> dict[str, Any]:

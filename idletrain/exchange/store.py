@@ -31,6 +31,7 @@ from idletrain.exchange.messages import (
     PushHeader,
     Receipt,
     Reply,
+    push_header,
 )
 
 
@@ -189,31 +190,31 @@ class StoreServer:
         return {"reply": (await self._backend.late_rows(lease_id, self._received(flat))).value}
 
     def _part(self, header: dict[str, Any], start: int, flat: Serialized) -> Any:
-        push_header, frames = _header(header), self._received(flat)
-        self._pushes.transferred(holder_of(push_header.lease), sum(map(len, frames)))
-        reply = self._backend.part(push_header, start, frames)
+        pushed, frames = push_header(header), self._received(flat)
+        self._pushes.transferred(holder_of(pushed.lease), sum(map(len, frames)))
+        reply = self._backend.part(pushed, start, frames)
         if reply not in (Reply.ACCEPTED, Reply.ENOUGH):
-            self._pushes.release(holder_of(push_header.lease))
+            self._pushes.release(holder_of(pushed.lease))
         return {"reply": reply.value}
 
     async def _push(self, header: dict[str, Any], flat: Serialized) -> Any:
-        push_header, frames = _header(header), self._received(flat)
-        self._pushes.release(holder_of(push_header.lease))  # its bytes are here
-        return _answer(await self._backend.push(push_header, frames))
+        pushed, frames = push_header(header), self._received(flat)
+        self._pushes.release(holder_of(pushed.lease))  # its bytes are here
+        return _answer(await self._backend.push(pushed, frames))
 
     async def _push_datagrams(self, header: dict[str, Any], size: int, transfer_id: Sequence[int]) -> Any:
         """Accept a push whose payload arrives in datagrams, once it is complete or complete enough."""
-        push_header = _header(header)
+        pushed = push_header(header)
         if receipt := self._datagram_server.receipt(transfer_id):  # requested again, because the answer was lost
             return _answer(receipt)
-        rule = self._backend.expect(push_header, size)
+        rule = self._backend.expect(pushed, size)
         if rule in LATE_ROWS_REPLIES:
-            return _answer(await self._backend.push(push_header, []))
+            return _answer(await self._backend.push(pushed, []))
         if isinstance(rule, Reply):
             return _answer(Receipt(rule))
 
         def on_pieces(received: ReceivedPayload) -> bool:
-            return self._backend.part_arrived(push_header, memoryview(received.content), received.received, PAYLOAD)
+            return self._backend.part_arrived(pushed, memoryview(received.content), received.received, PAYLOAD)
 
         try:
             received = await self._datagram_server.receive(transfer_id, size, rule, on_pieces)
@@ -221,7 +222,7 @@ class StoreServer:
             return {**_answer(Receipt(Reply.ACCEPTED)), "silent": str(silence)}
         self.bytes_up += min(len(received.content), PAYLOAD * int(received.received.sum()))
         whole = [memoryview(received.content)] if received.received.all() else []
-        receipt = await self._backend.push(push_header, whole)
+        receipt = await self._backend.push(pushed, whole)
         self._datagram_server.keep_receipt(transfer_id, receipt)
         return _answer(receipt)
 
@@ -248,7 +249,3 @@ class StoreServer:
 
 def _answer(receipt: Receipt) -> dict[str, Any]:
     return {"reply": receipt.reply.value, "missing": receipt.missing, "silent": ""}
-
-
-def _header(fields: dict[str, Any]) -> PushHeader:
-    return PushHeader(LeaseId(**fields.pop("lease")), **fields)

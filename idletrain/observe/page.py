@@ -165,12 +165,7 @@ class _ControlHandler(_Handler):
         view = self.page.view()
         if fault := request_refusal(what, self.request.headers, view):
             raise HTTPError(HTTPStatus.FORBIDDEN, reason=fault)
-        try:
-            worker = str(json.loads(self.request.body)["worker"])
-        except (ValueError, TypeError):
-            raise HTTPError(HTTPStatus.BAD_REQUEST, reason="send a JSON object with a worker") from None
-        except KeyError:
-            worker = ""
+        worker = named_worker(self.request.body)
         if worker not in self.page.scheduler.workers:
             raise HTTPError(HTTPStatus.NOT_FOUND, reason="that worker is gone")
         await self.page.request(what, worker)
@@ -178,6 +173,18 @@ class _ControlHandler(_Handler):
     def write_error(self, status_code: int, **_: Any) -> None:
         self.set_header("Content-Type", "text/plain")
         self.finish(f"{status_code}: {self._reason}")
+
+
+def named_worker(body: bytes) -> str:
+    """Return the worker that a request names; "" if it names none.
+
+    Raises:
+        HTTPError: it is no JSON object.
+    """
+    try:
+        return str(json.loads(body).get("worker", ""))
+    except (ValueError, AttributeError, RecursionError):
+        raise HTTPError(HTTPStatus.BAD_REQUEST, reason="send a JSON object with a worker") from None
 
 
 def request_refusal(what: str, headers: Mapping[str, str], view: Mapping[str, Any]) -> str | None:

@@ -1,24 +1,54 @@
-"""Odd bytes end in a sentence or in nothing, whoever reads them."""
+"""Odd bytes end in a sentence or in nothing, whoever reads them; and no reader is left out."""
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
-import readers
+from reader import Reader, mutations
+from readers import READERS
+
+import idletrain
 
 MUTATIONS = 12  # for each seed; `make fuzz` makes millions
 SLOW_SECONDS = 20.0
+PACKAGE = Path(idletrain.__file__).parent
+PARSERS = re.compile(
+    r"json\.loads|yaml\.safe_load|np\.load\(|np\.memmap|\.unpack|frombuffer|tarfile\.open|Image\.open|safe_open"
+    r"|fromisoformat|strptime|b64decode|load_pem|model_validate|urlsplit\(|parse_qs|os\.environ|TypeAdapter"
+    r"|rfile\.read|get_data\(\)|request\.body|TypedDict"
+)
+ELSEWHERE = {}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers write into the working directory."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")  # NumPy and zipfile warn about damaged bytes before they refuse them
-@pytest.mark.parametrize("name", readers.READERS)
-def test_odd_bytes_end_in_a_clean_error_or_in_none(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "PLACE", tmp_path)
-    reader = readers.READERS[name]
-    for seed in reader.seeds:
-        for content in (seed, *readers.mutations(seed, MUTATIONS)):
+@pytest.mark.parametrize("reader", READERS.values(), ids=list(READERS))
+def test_odd_bytes_end_in_a_clean_error_or_in_none(reader: Reader) -> None:
+    for seed in (*reader.sound, *reader.odd):
+        for content in (seed, *mutations(seed, MUTATIONS)):
             began = time.monotonic()
-            readers.accepted(reader.read, content)
+            reader.accepts(content)
             assert time.monotonic() - began < SLOW_SECONDS
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=list(READERS))
+def test_sound_bytes_are_taken(reader: Reader) -> None:
+    assert reader.sound
+    assert [content for content in reader.sound if not reader.accepts(content)] == []
+
+
+def test_every_module_that_parses_has_a_reader() -> None:
+    parsing = {path for path in PACKAGE.rglob("*.py") if PARSERS.search(path.read_text())}
+    names = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in parsing}
+    covered = {module for reader in READERS.values() for module in reader.modules}
+    assert names - covered - ELSEWHERE.keys() == set()
+    assert ELSEWHERE.keys() - names == set()
+    assert {module for module in covered if not (PACKAGE / f"{module.replace('.', '/')}.py").exists()} == set()

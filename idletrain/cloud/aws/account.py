@@ -116,7 +116,7 @@ class Account(Clients):
             answer = self.ec2.describe_instance_type_offerings(
                 LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [type_]}]
             )
-        return {item["Location"] for item in answer["InstanceTypeOfferings"]}
+            return {item["Location"] for item in answer["InstanceTypeOfferings"]}
 
     def spot_prices(self, types: Collection[str]) -> dict[tuple[str, str], float]:
         """Return the current spot prices of these types, USD an hour by type and zone."""
@@ -181,15 +181,16 @@ class Account(Clients):
         try:
             answer = self.launcher.create_fleet(**requests.fleet(site, request))
             required(answer, "FleetId")
+            zones = {subnet: zone for zone, subnet in site.subnets.items()}
+            return requests.outcome_of_fleet(answer, request.pools, zones)
         except REQUEST_ERRORS as error:
             return requests.outcome_of_error(error, request.pools)
-        return requests.outcome_of_fleet(answer, request.pools, {subnet: zone for zone, subnet in site.subnets.items()})
 
     def identity(self, run: str, role: str) -> Identity:
         """Read the certificates of a role (`head` or `worker`) of a run."""
         with explained():
             answer = self.ssm.get_parameter(Name=run_resources.parameter_name(run, role), WithDecryption=True)
-        return Identity.from_json(answer["Parameter"]["Value"])
+            return Identity.from_json(answer["Parameter"]["Value"])
 
     def dashboard_token(self, run: str) -> str:
         """Return the token that a running run's dashboard asks for.
@@ -200,9 +201,9 @@ class Account(Clients):
         path, _, name = run_resources.parameter_name(run, "head").rpartition("/")
         with explained():
             parameters = self.ssm.get_parameters_by_path(Path=path, WithDecryption=True)["Parameters"]
-        for parameter in parameters:
-            if parameter["Name"] == f"{path}/{name}":
-                return Identity.from_json(parameter["Value"]).dashboard_token
+            for parameter in parameters:
+                if parameter["Name"] == f"{path}/{name}":
+                    return Identity.from_json(parameter["Value"]).dashboard_token
         raise RunError(f"run {run} has no secrets any more: it has ended; see `idletrain status {run}`")
 
     # --- deletion and changes -----------------------------------------------------------------------------------

@@ -23,8 +23,10 @@ from botocore.retries.standard import RetryContext, ThrottledRetryableChecker
 
 from idletrain.errors import JobError, RunError
 
-REQUEST_ERRORS = (ClientError, BotoCoreError, ResponseParserError)
-"""All that a call of a client may raise."""
+UNREADABLE = (ResponseParserError, AttributeError, LookupError, TypeError, ValueError)
+"""What an answer that is not AWS' leads to: a page of a proxy, or fields that are missing or of another type."""
+REQUEST_ERRORS = (ClientError, BotoCoreError, *UNREADABLE)
+"""All that a call of a client, and reading its answer, may raise."""
 # AWS did not answer, or could not be asked: a head gets its credentials from its machine, which may be late with them.
 NO_ANSWER = (
     ConnectionError,
@@ -32,7 +34,7 @@ NO_ANSWER = (
     HTTPClientError,
     MetadataRetrievalError,
     NoCredentialsError,
-    ResponseParserError,
+    *UNREADABLE,
 )
 # Errors of one pool that are not server errors (Karpenter's classes of CreateFleet errors, and AWS' "Error codes for
 # the Amazon EC2 API").
@@ -106,7 +108,7 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, ClientError):
         message = error.response["Error"].get("Message", "")
         return f"AWS refuses {error.operation_name}: {code_of(error)}: {message}"
-    if isinstance(error, ResponseParserError):
+    if isinstance(error, UNREADABLE):
         return f"AWS is not what answers: {_first_line(error)}"
     return f"AWS cannot be reached: {error}"
 
@@ -129,7 +131,7 @@ def explained() -> Iterator[None]:
         raise RunError(f"{sentence_of(error)}; `idletrain doctor` may say why") from None
     except BotoCoreError as error:
         raise RunError(f"{sentence_of(error)}; check the network and `idletrain doctor`") from None
-    except ResponseParserError as error:
+    except UNREADABLE as error:
         raise RunError(f"{sentence_of(error)}; check the network and proxies") from None
 
 
@@ -160,6 +162,8 @@ def required(answer: Mapping[str, Any], name: str) -> Any:
     return answer[name]
 
 
-def _first_line(error: ResponseParserError) -> str:
-    """Return botocore's message about an answer, without the answer itself, which may be a page."""
+def _first_line(error: Exception) -> str:
+    """Return what is said of an answer, without the answer itself, which may be a page."""
+    if isinstance(error, LookupError):
+        return f"the answer has no {error}"[:200]
     return str(error).partition("\n")[0].partition(", invalid XML")[0][:200]

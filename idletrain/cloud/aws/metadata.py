@@ -59,7 +59,7 @@ class Metadata:
         """
         action = self._get("spot/instance-action")
         requested = self._get("tags/instance/idletrain:interrupt")
-        reclaimed = action is not None and json.loads(action)["action"] in ("terminate", "stop", "hibernate")
+        reclaimed = action is not None and _action_in(action) in ("terminate", "stop", "hibernate")
         return Announcement(
             reclaimed or requested is not None, self._get("events/recommendations/rebalance") is not None
         )
@@ -99,5 +99,13 @@ class Metadata:
                 return text
         except urllib.error.HTTPError:
             raise
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise NoMetadataError(f"{self._address} does not answer ({error}); is this an EC2 instance?") from None
+
+
+def _action_in(notice: str) -> str:
+    """Return the action of an interruption notice."""
+    try:
+        return str(json.loads(notice)["action"])
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise NoMetadataError(f"the interruption notice cannot be read ({error})") from None

@@ -6,6 +6,7 @@ and marked as estimates.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -13,14 +14,13 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
+from pydantic import TypeAdapter
 
+from idletrain.cloud.aws.errors import REQUEST_ERRORS
 from idletrain.cloud.instance_types import ARCHITECTURE, GIB, MIB, InstanceType
 from idletrain.cloud.market import MarketSnapshot
 from idletrain.storage import write_whole
@@ -48,6 +48,11 @@ GPU_RATES = {  # for one of its GPUs, on top of its processors and RAM
 }
 
 SpotPrices = dict[tuple[str, str], float]
+T = TypeVar("T")
+TYPES = TypeAdapter(list[InstanceType])
+OFFERINGS = TypeAdapter(dict[str, list[str]])
+SPOT = TypeAdapter(list[tuple[str, str, float]])
+ON_DEMAND = TypeAdapter(dict[str, float])
 
 
 class PriceCache:
@@ -61,39 +66,32 @@ class PriceCache:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = folder, clock
 
-    def get(self, client: Any, name: str, region: str, max_age_seconds: float, fetch: Callable[[], Any]) -> Any:
+    def get(self, client: Any, name: str, kind: TypeAdapter[T], max_age_seconds: float, fetch: Callable[[], T]) -> T:
         """Return a cached answer, or fetch a new one; a damaged file counts as missing; empty answers are not cached.
 
         Args:
             client: The client that fetches: another endpoint is another cloud.
-            name: Name of the request.
-            region: The region that the answer is about.
+            name: Name of the request and of the region that the answer is about.
+            kind: Checks and converts a cached answer.
             max_age_seconds: Largest age of a cached answer.
-            fetch: Returns the answer as JSON values.
+            fetch: Returns the answer.
         """
         host = urlsplit(client.meta.endpoint_url).hostname
-        path = self._folder / f"{name}.{region}.{host}.json"
-        cached = _read(path)
-        if cached is not None and 0 <= self._clock() - cached["at"] <= max_age_seconds:
-            return cached["answer"]
+        path = self._folder / f"{name}.{host}.json"
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+            cached = json.loads(path.read_bytes())
+            if 0 <= self._clock() - cached["at"] <= max_age_seconds:
+                return kind.validate_python(cached["answer"])
         answer = fetch()
         if not answer:
             return answer
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps({"at": self._clock(), "answer": answer}).encode())
+            stored = {"at": self._clock(), "answer": kind.dump_python(answer, mode="json")}
+            write_whole(path, json.dumps(stored).encode())
         except OSError as error:
             logger.warning("%s cannot be written (%s); the answer will be fetched again", path, error.strerror)
         return answer
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        cached = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    valid = isinstance(cached, dict) and isinstance(cached.get("at"), int | float) and "answer" in cached
-    return cached if valid else None
 
 
 def parse_type(item: Mapping[str, Any]) -> InstanceType:
@@ -142,13 +140,13 @@ def types(ec2: Any, cache: PriceCache) -> list[InstanceType]:
         {"Name": "bare-metal", "Values": ["false"]},
     ]
 
-    def request() -> list[dict[str, Any]]:
+    def request() -> list[InstanceType]:
         pages = ec2.get_paginator("describe_instance_types").paginate(Filters=filters)
-        return [asdict(parse_type(item)) for page in pages for item in page["InstanceTypes"]]
+        return [parse_type(item) for page in pages for item in page["InstanceTypes"]]
 
     # The name depends on the fields, so that a newer version does not read an older one's file.
     name = f"types-{zlib.crc32(' '.join(InstanceType.__slots__).encode()):08x}"
-    return [InstanceType(**fields) for fields in cache.get(ec2, name, ec2.meta.region_name, TYPES_SECONDS, request)]
+    return cache.get(ec2, f"{name}.{ec2.meta.region_name}", TYPES, TYPES_SECONDS, request)
 
 
 def offerings(ec2: Any, cache: PriceCache) -> dict[str, list[str]]:
@@ -163,8 +161,7 @@ def offerings(ec2: Any, cache: PriceCache) -> dict[str, list[str]]:
                 zones.setdefault(item["InstanceType"], []).append(item["Location"])
         return {name: sorted(offered) for name, offered in sorted(zones.items())}
 
-    answer: dict[str, list[str]] = cache.get(ec2, "offerings", ec2.meta.region_name, OFFERINGS_SECONDS, request)
-    return answer
+    return cache.get(ec2, f"offerings.{ec2.meta.region_name}", OFFERINGS, OFFERINGS_SECONDS, request)
 
 
 def spot_prices(ec2: Any, cache: PriceCache) -> SpotPrices:
@@ -179,7 +176,7 @@ def spot_prices(ec2: Any, cache: PriceCache) -> SpotPrices:
         )
         return _newest(row for page in pages for row in page["SpotPriceHistory"])
 
-    rows = cache.get(ec2, "spot", ec2.meta.region_name, SPOT_SECONDS, request)
+    rows = cache.get(ec2, f"spot.{ec2.meta.region_name}", SPOT, SPOT_SECONDS, request)
     return {(name, zone): price for name, zone, price in rows}
 
 
@@ -226,12 +223,11 @@ def on_demand_prices(pricing: Any, region: str, cache: PriceCache) -> dict[str, 
         return dict(sorted(filter(None, map(_listed_price, products))))
 
     try:
-        prices: dict[str, float] = cache.get(pricing, "on-demand", region, ON_DEMAND_SECONDS, request)
-    except (BotoCoreError, ClientError, ResponseParserError, ValueError) as error:
+        return cache.get(pricing, f"on-demand.{region}", ON_DEMAND, ON_DEMAND_SECONDS, request)
+    except REQUEST_ERRORS as error:
         reason = str(error).partition("\n")[0]
         logger.info("the price list is unavailable (%s); on-demand prices are estimates of %s", reason, ESTIMATE_DATE)
         return None
-    return prices
 
 
 def _listed_price(product: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -7,6 +7,7 @@ names this sandbox as its host, comes from no page, and is signed by keys that o
 from __future__ import annotations
 
 import io
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,6 +21,8 @@ from idletrain.cloud.sandbox.signatures import Keys, SignatureError
 
 FROM_A_PAGE = ("origin", "sec-fetch-site", "sec-fetch-mode")  # only browsers send them, and no page can leave them out
 
+LONGEST_REASON = 200  # characters of what a request broke on
+logger = logging.getLogger(__name__)
 REFUSAL = "this is a sandbox of idletrain, for signed requests of its own run alone\n"
 
 
@@ -53,7 +56,13 @@ class Guard:
             status, kind, text = faults.error(service, error.code, str(error), 403)
             return Response(text, status, content_type=kind)(environ, start_response)
         environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
-        return self._application(environ, _without_cors(start_response))
+        try:
+            return self._application(environ, _without_cors(start_response))
+        except Exception as error:  # its own run's request, that moto cannot read
+            logger.warning("a request to %s cannot be answered", service, exc_info=True)
+            reason = f"{type(error).__name__}: {error}"[:LONGEST_REASON]
+            status, kind, text = faults.error(service, "ValidationError", reason, 400)
+            return Response(text, status, content_type=kind)(environ, start_response)
 
 
 def _from_a_program(environ: Mapping[str, Any], headers: Mapping[str, str]) -> bool:

@@ -13,6 +13,8 @@ import datetime
 import hmac
 import http.server
 import json
+import math
+import re
 import secrets
 import socket
 import socketserver
@@ -156,7 +158,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self._path() != "/latest/api/token":
             return self._reply(HTTPStatus.NOT_FOUND)
         ttl = self.headers.get(TTL_HEADER, "")
-        if not ttl.isdigit() or not 1 <= int(ttl) <= LONGEST_TTL_SECONDS:
+        if not re.fullmatch("[0-9]{1,5}", ttl) or not 1 <= int(ttl) <= LONGEST_TTL_SECONDS:
             return self._reply(HTTPStatus.BAD_REQUEST)
         token = secrets.token_urlsafe(40)
         self.server.tokens[token] = time.monotonic() + int(ttl)
@@ -179,8 +181,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self._path() != "/shutdown":
             return self._reply(HTTPStatus.NOT_FOUND)
         try:
-            seconds = float(self.rfile.read(min(int(self.headers["Content-Length"]), LONGEST_BODY_BYTES)))
+            size = min(int(self.headers["Content-Length"]), LONGEST_BODY_BYTES)
+            seconds = float(self.rfile.read(max(0, size)))
         except (TypeError, ValueError):
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
             return self._reply(HTTPStatus.BAD_REQUEST)
         self.server.shut_down(seconds)
         return self._reply(HTTPStatus.OK)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def shutdown_seconds(arguments: Sequence[str]) -> float:
     match arguments:
         case ["-h" | "-P", "now" | "+0"]:
             return 0.0
-        case ["-h" | "-P", at] if at.startswith("+") and at[1:].isdigit():
+        case ["-h" | "-P", at] if re.fullmatch(r"\+[0-9]{1,9}", at):
             return 60.0 * int(at)
     raise UsageError(f"shutdown: {' '.join(arguments)}: this rehearsal knows `-h now` and `-h +MINUTES`")
 

@@ -59,7 +59,7 @@ def interface_of(address: str) -> tuple[str, int | None, int | None]:
     for name, addresses in psutil.net_if_addrs().items():
         if any(known.address.split("%")[0] == address for known in addresses):
             reported = _read(NET / name / "speed")  # -1 or unreadable without a cable; veth always says 10000
-            speed = int(reported) * 10**6 if reported.isdigit() and not _is_virtual(name) else None
+            speed = int(reported) * 10**6 if reported.isdecimal() and not _is_virtual(name) else None
             return name, stats[name].mtu if name in stats else None, speed
     return "", None, None
 

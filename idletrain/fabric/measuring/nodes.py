@@ -148,5 +148,5 @@ async def occupied(client: Client) -> str | None:
 
 def _natural(name: str) -> tuple[Any, ...]:
     """Return a sort key that puts names in counting order: n2 before n10."""
-    parts = ["".join(part) for _, part in itertools.groupby(name, str.isdigit)]
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+    parts = ["".join(part) for _, part in itertools.groupby(name, str.isdecimal)]
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)

@@ -92,13 +92,13 @@ class _Handler(socketserver.StreamRequestHandler):
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection.settimeout(SOCKET_SILENCE_SECONDS)
         with contextlib.suppress(OSError, ValueError):
-            call = json.loads(self.rfile.readline(1000))
-            if call.get("token") != self.server.token:
+            token, what, seconds = _call_in(self.rfile.readline(1000))
+            if token != self.server.token:
                 return
             self.server.last_call_at = time.monotonic()
-            match call["do"]:
+            match what:
                 case "source":
-                    _send(self.connection, float(call["seconds"]))
+                    _send(self.connection, seconds)
                 case "cpu":
                     self.wfile.write(json.dumps(time.process_time()).encode())
                 case "echo":
@@ -108,6 +108,19 @@ class _Handler(socketserver.StreamRequestHandler):
                     self.connection.sendall(READY)
                     byte_marks, total = _receive(self.connection)
                     self.wfile.write(json.dumps({"marks": byte_marks, "bytes": total}).encode())
+
+
+def _call_in(line: bytes) -> tuple[str, str, float]:
+    """Return the token of a call, what to do, and the seconds for it.
+
+    Raises:
+        ValueError: it is no call.
+    """
+    try:
+        call = json.loads(line)
+        return str(call["token"]), str(call["do"]), float(call.get("seconds", 0.0))
+    except (TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"no call: {error}") from None
 
 
 def round_trips(host: str, port: int, token: str, count: int) -> tuple[float, ...]:

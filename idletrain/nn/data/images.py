@@ -96,8 +96,8 @@ def _opened(file: Path) -> Any:
     try:
         with Image.open(file) as image:
             return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise OSError(f"{file} is no sound image: {error}") from None
+    except Exception as error:
+        raise OSError(f"{file} is no sound image: {error}") from error
 
 
 def _scaled(image: Any, size: int) -> Any:

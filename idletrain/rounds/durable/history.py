@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from idletrain.errors import RunError
+from idletrain.errors import RunError, reading
 from idletrain.nn.ist.schemes import SubnetSpec
 from idletrain.rounds.durable import snapshots, updates, write_ahead_log
 from idletrain.rounds.durable.updates import StagedUpdate
@@ -74,7 +74,13 @@ def collect(records: Sequence[write_ahead_log.LogRecord]) -> History:
 
     Raises:
         RunError: The log has another format.
+        DamageError: A record has not the fields of its kind.
     """
+    with reading("the write-ahead log", "open the run with the idletrain that wrote it, or start again"):
+        return _history(records)
+
+
+def _history(records: Sequence[write_ahead_log.LogRecord]) -> History:
     epochs, rounds, late_count, status, params = 0, 0, 0, None, None
     specs: dict[int, tuple[SubnetSpec, ...]] = {}
     planned: tuple[tuple[SubnetSpec, ...], ...] = ()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from idletrain.errors import reading
 from idletrain.observe.records import parse
 from idletrain.storage import S3Prefix, make_private, write_whole
 
@@ -117,14 +118,20 @@ class Mirror:
 
 
 def restore(prefix: S3Prefix, run_dir: Path) -> bool:
-    """Make a run directory from its copy; return False if there is none."""
+    """Make a run directory from its copy; return False if there is none.
+
+    Raises:
+        DamageError: the copy has files that no run directory has.
+    """
     keys = prefix.names()
     if not any(key.startswith("wal/") or key.endswith("/manifest.json") for key in keys):
         return False
     make_private(run_dir)
     for key in keys:
         if key == "job.json" or key.startswith(("snapshots/", "updates/")):
-            make_private((run_dir / key).parent)
+            with reading(f"{prefix.url}{key}", "take that object away"):
+                (run_dir / key).resolve().relative_to(run_dir.resolve())  # a key may lead anywhere
+                make_private((run_dir / key).parent)
             prefix.get_file(key, run_dir / key)
     for name in APPENDED_FILES:
         write_whole(run_dir / name, b"".join(_content(prefix, key) for key in keys if key.startswith(f"{name}/")))
@@ -166,4 +173,6 @@ def _end_of(name: str, keys: list[str], prefix: S3Prefix) -> int:
     """Return the byte at which the copy of a growing file ends."""
     if not keys:
         return 0
-    return int(keys[-1].removeprefix(f"{name}/")) + len(_content(prefix, keys[-1]))
+    with reading(f"{prefix.url}{keys[-1]}", "take that object away"):
+        start = int(keys[-1].removeprefix(f"{name}/"))
+    return start + len(_content(prefix, keys[-1]))

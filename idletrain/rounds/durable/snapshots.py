@@ -63,7 +63,7 @@ def _holds(folder: Path, content: memoryview) -> bool:
 def rounds(run_dir: Path) -> list[int]:
     """Return the rounds that have a whole snapshot, oldest first."""
     folders = (manifest.parent.name for manifest in (run_dir / "snapshots").glob("*/manifest.json"))
-    return sorted(int(name) for name in folders if name.isdigit())
+    return sorted(int(name) for name in folders if name.isdecimal())
 
 
 def load(run_dir: Path, round_: int, network: Network) -> None:
@@ -94,7 +94,7 @@ def prune(run_dir: Path, keep: int, best: int | None = None) -> int:
     """
     newest = rounds(run_dir)[-keep:]
     for folder in (run_dir / "snapshots").iterdir():
-        if folder.name.isdigit() and int(folder.name) not in (*newest, best) and int(folder.name) <= newest[-1]:
+        if folder.name.isdecimal() and int(folder.name) not in (*newest, best) and int(folder.name) <= newest[-1]:
             shutil.rmtree(folder)
     return newest[0]
 

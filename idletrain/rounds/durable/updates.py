@@ -103,4 +103,4 @@ def drop(run_dir: Path, first: int) -> None:
 
 def _files(run_dir: Path) -> list[tuple[int, Path]]:
     """Return the update files and their rounds."""
-    return [(int(path.name), path) for path in (run_dir / "updates").glob("*") if path.name.isdigit()]
+    return [(int(path.name), path) for path in (run_dir / "updates").glob("*") if path.name.isdecimal()]

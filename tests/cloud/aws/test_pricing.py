@@ -16,6 +16,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.stub import ANY, Stubber
+from pydantic import TypeAdapter
 from rehearsal import Sandbox
 
 from idletrain.cloud.aws import pricing as market
@@ -24,6 +25,7 @@ from idletrain.cloud.market import MarketSnapshot
 from idletrain.errors import JobError
 
 REGION = "eu-west-1"
+ANYTHING = TypeAdapter(Any)
 KEYS = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
 
 
@@ -64,7 +66,7 @@ def test_an_answer_is_kept_as_long_as_it_may_be(tmp_path: Path) -> None:
     prices = []
     for at in (0, 599, 600, 601):
         clock.now = 1_700_000_000.0 + at
-        prices.append(cache.get(shop, "spot", REGION, 600, shop)["a"])
+        prices.append(cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop)["a"])
     assert prices == [1, 1, 1, 2]
     assert shop.requests == 2
 
@@ -72,9 +74,9 @@ def test_an_answer_is_kept_as_long_as_it_may_be(tmp_path: Path) -> None:
 def test_a_file_from_the_future_is_not_believed(tmp_path: Path) -> None:
     clock, shop = Clock(), Shop({"a": 1}, {"a": 2})
     cache = market.PriceCache(tmp_path, clock)
-    cache.get(shop, "spot", REGION, 600, shop)
+    cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop)
     clock.now -= 86400
-    assert cache.get(shop, "spot", REGION, 600, shop) == {"a": 2}
+    assert cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop) == {"a": 2}
 
 
 def test_regions_names_and_clouds_are_kept_apart(tmp_path: Path) -> None:
@@ -82,10 +84,10 @@ def test_regions_names_and_clouds_are_kept_apart(tmp_path: Path) -> None:
     other.meta = type("meta", (), {"endpoint_url": "http://127.0.0.1:5000"})  # type: ignore[misc, assignment]
     cache = market.PriceCache(tmp_path, Clock())
     for _ in range(2):
-        assert cache.get(shop, "spot", REGION, 600, shop) == 1
-        assert cache.get(shop, "spot", "us-east-1", 600, shop) == 2
-        assert cache.get(shop, "types", REGION, 600, shop) == 3
-        assert cache.get(other, "spot", REGION, 600, other) == 4
+        assert cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop) == 1
+        assert cache.get(shop, "spot.us-east-1", ANYTHING, 600, shop) == 2
+        assert cache.get(shop, f"types.{REGION}", ANYTHING, 600, shop) == 3
+        assert cache.get(other, f"spot.{REGION}", ANYTHING, 600, other) == 4
     assert (shop.requests, other.requests) == (3, 1)
 
 
@@ -96,25 +98,25 @@ def test_regions_names_and_clouds_are_kept_apart(tmp_path: Path) -> None:
 def test_a_damaged_file_counts_as_absent_and_is_replaced(tmp_path: Path, damage: bytes) -> None:
     shop = Shop(1, 2)
     cache = market.PriceCache(tmp_path, Clock())
-    cache.get(shop, "spot", REGION, 600, shop)
+    cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop)
     (path,) = tmp_path.iterdir()
     path.write_bytes(damage)
-    assert cache.get(shop, "spot", REGION, 600, shop) == 2
+    assert cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop) == 2
     assert json.loads(path.read_bytes())["answer"] == 2
 
 
 def test_nothing_is_not_kept(tmp_path: Path) -> None:
     shop = Shop({}, {"a": 1})
     cache = market.PriceCache(tmp_path, Clock())
-    assert cache.get(shop, "spot", REGION, 600, shop) == {}
-    assert cache.get(shop, "spot", REGION, 600, shop) == {"a": 1}
+    assert cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop) == {}
+    assert cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop) == {"a": 1}
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     shop = Shop(1, 2)
     cache = market.PriceCache(tmp_path / "file", Clock())
-    assert [cache.get(shop, "spot", REGION, 600, shop) for _ in range(2)] == [1, 2]
+    assert [cache.get(shop, f"spot.{REGION}", ANYTHING, 600, shop) for _ in range(2)] == [1, 2]
     assert "cannot be written" in caplog.text
 
 

@@ -18,7 +18,7 @@ from idletrain.cloud.aws.errors import explained
 from idletrain.cloud.aws.patience import Patience
 from idletrain.cloud.aws.schedules import eventbridge
 from idletrain.cloud.machines import TAG, Instance, LaunchSite, LeftoverResource, Pool
-from idletrain.errors import JobError, RunError
+from idletrain.errors import JobError, RunError, reading
 from idletrain.job import Job
 from idletrain.observe.records import DONE_STATUSES
 from idletrain.schedules.cron import Execution, Schedule, run_name
@@ -129,9 +129,13 @@ def note(prefix: S3Prefix, name: str, due: datetime, why: str = "") -> None:
 
 
 def history(account: Account, name: str, job: Job, count: int) -> list[tuple[Execution, bool]]:
-    """Return a schedule's last executions, the oldest first, each with whether its run is still running."""
+    """Return a schedule's last executions, the oldest first, each with whether its run is still running.
+
+    Raises:
+        DamageError: an execution's record is not what was written.
+    """
     prefix = prefix_of(account, name, job)
-    with explained():
+    with explained(), reading(f"a record in {prefix.url}", "take it away"):
         stored = [prefix.get(key) for key in prefix.names(EXECUTIONS)[-count:]]
         records = [json.loads(item.content) for item in stored if item]
         return [_outcome(runs_of(account, job), fields) for fields in records]
