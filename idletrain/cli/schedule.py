@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from idletrain.errors import IdletrainError, JobError
+from idletrain.errors import IdletrainError, JobError, reading
 from idletrain.schedules.cron import LocalTrigger
 
 if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
@@ -256,7 +256,9 @@ def _job_in_cloud(schedule: Schedule, store: ScheduleStore) -> Job:
     """Return the job that a schedule in a cloud was added with."""
     from idletrain.job import Job
 
-    return Job.model_validate_json(store.path(schedule.name, "job").read_text())
+    path = store.path(schedule.name, "job")
+    with reading(path, "remove the schedule and add it again"):
+        return Job.model_validate_json(path.read_bytes())
 
 
 def _cloud_schedules(name: str) -> CloudSchedules:

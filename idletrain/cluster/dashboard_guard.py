@@ -17,6 +17,8 @@ from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.routing import Router
 from tornado.web import Application, RequestHandler
 
+from idletrain.observe.provenance import url_parts
+
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 READING = ("GET", "HEAD")
 REQUEST_SECONDS = 10.0  # for a request's headers and body to arrive
@@ -47,9 +49,9 @@ class Visit:
 
 def why_refused(visit: Visit, token: str) -> str | None:
     """Return why a request is refused; None if it is its owner's."""
-    if _parts(f"//{visit.host}").hostname not in LOOPBACK_NAMES:
+    if url_parts(f"//{visit.host}").hostname not in LOOPBACK_NAMES:
         return "open the page as 127.0.0.1 or localhost, not by another name"
-    if visit.origin and _parts(visit.origin).netloc != visit.host:
+    if visit.origin and url_parts(visit.origin).netloc != visit.host:
         return "another page sent this request; use this one's own links and buttons"
     reading = visit.method in READING
     if _same(visit.bearer, token) or (reading and _same(visit.link, token)):
@@ -79,16 +81,6 @@ def guard(server: HTTPServer, token: str) -> None:
         accept(stream, address)
 
     server.handle_stream = limited  # type: ignore[method-assign]
-
-
-def _parts(url: str) -> urllib.parse.SplitResult:
-    """Return the parts of an address; no parts of what is none."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        parts.port  # noqa: B018 (it is read here)
-    except ValueError:
-        return urllib.parse.urlsplit("")
-    return parts
 
 
 def _same(given: str, token: str) -> bool:
@@ -124,7 +116,7 @@ def _visit(request: HTTPServerRequest) -> Visit:
 
 def _cookie_name(request: HTTPServerRequest) -> str:
     """Return the cookie's name for this port: browsers send a host's cookies to all its ports."""
-    return f"idletrain-{_parts('//' + request.headers.get('Host', '')).port or 80}"
+    return f"idletrain-{url_parts('//' + request.headers.get('Host', '')).port or 80}"
 
 
 class _Entrance(RequestHandler):

@@ -56,9 +56,19 @@ def command_line(arguments: Sequence[str]) -> str:
     return shlex.join(shown)
 
 
+def url_parts(url: str) -> urllib.parse.SplitResult:
+    """Return the parts of a URL; of what is none, empty ones."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        parts.port  # noqa: B018 (it is read here)
+    except ValueError:
+        return urllib.parse.urlsplit("")
+    return parts
+
+
 def _site(url: str) -> str:
     """Return a URL's scheme and host; path and query may be secret."""
-    parts = urllib.parse.urlsplit(url)
+    parts = url_parts(url)
     return f"{parts.scheme}://{parts.hostname or ''}/..."
 
 

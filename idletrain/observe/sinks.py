@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from idletrain.errors import JobError
+from idletrain.observe.provenance import url_parts
 from idletrain.observe.records import Record, Sink
 from idletrain.observe.summary import Summary
 
@@ -49,7 +50,7 @@ class WatchSettings:
         """Return a sentence for each invalid setting."""
         faults = []
         if self.webhook:
-            parts = urllib.parse.urlsplit(self.webhook)
+            parts = url_parts(self.webhook)
             if parts.scheme not in ("https", "http") or not parts.hostname:
                 faults.append("--webhook: should be a URL such as https://hooks.example.com/...")
         for name in self.log_to:

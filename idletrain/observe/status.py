@@ -84,9 +84,9 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
 
 def cost_of(summary: Summary, now: float) -> dict[str, float | None] | None:
     """Return the totals of the bill at `now`, or None for a run without priced machines."""
-    if not summary.machines or summary.machines[0]["kind"] == "run_ended":
-        return None
     bill = cost.accrued(summary.machines, now)
+    if not bill.items:
+        return None
     budget = summary.settings.get("job", {}).get("nodes", {}).get("budget_usd")
     return {
         "spent_usd": bill.spent_usd,

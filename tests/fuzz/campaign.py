@@ -1,8 +1,8 @@
 """Search for bytes that break a reader, by coverage (atheris, libFuzzer): python tests/fuzz/campaign.py [SECONDS].
 
 Without SECONDS, the same search every time: each reader gets its number of runs, about a minute on a core, from one
-seed. With SECONDS, each gets that long, from a seed of its own. Two readers at a time. What breaks one is left in a file
-here, and becomes one of the reader's odd bytes.
+seed. With SECONDS, each gets that long, from a seed of its own. Two readers at a time. What breaks one is left in a
+file here, and becomes one of the reader's odd bytes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ def search(name: str, *limits: str) -> None:
     warnings.simplefilter("ignore")
     quiet()
     reader, found = readers.READERS[name], Path(f"fuzz-{re.sub('[^a-z]', '-', name)}-").absolute()
+
+    def one(content: bytes) -> None:
+        reader.accepts(content)
+
     with tempfile.TemporaryDirectory() as place:
         os.chdir(place)  # readers write here; the same names every time, as libFuzzer learns from comparisons
         Path("corpus").mkdir()
         for number, seed in enumerate((*reader.sound, *reader.odd)):
             Path("corpus", str(number)).write_bytes(seed)
         options = (f"-artifact_prefix={found}", f"-max_len={LONGEST_BYTES}", f"-rss_limit_mb={MEMORY_MB}")
-        atheris.Setup([sys.argv[0], *limits, *options, f"-timeout={SLOW_SECONDS}", "corpus"], reader.accepts)
+        atheris.Setup([sys.argv[0], *limits, *options, f"-timeout={SLOW_SECONDS}", "corpus"], one)
         atheris.Fuzz()
 
 

@@ -23,6 +23,8 @@ from idletrain.nn.data import arrays
 from idletrain.nn.data.arrays import FileSource
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.data.images import FolderSource
+from idletrain.observe import provenance
+from idletrain.observe.sinks import WatchSettings
 from idletrain.quantities import parse_bytes, parse_seconds
 from idletrain.schedules import cron, crontab
 from idletrain.schedules.execute import machine_zone
@@ -88,6 +90,8 @@ def text(content: bytes) -> object:
     assert cron.zone_fault(machine_zone(value)) is None
     added = crontab.with_line(value, "night", "* * * * * x # idletrain:night")
     assert crontab.without(added, "night").strip("\n") == crontab.without(value, "night").strip("\n")
+    provenance.command_line(["idletrain", f"--webhook={value}"])
+    WatchSettings(webhook=value).faults()
     cron.name_fault(value)
     if cron.cron_fault(value) is None:
         with contextlib.suppress(eventbridge.NoAwsFormError):
@@ -170,6 +174,7 @@ READERS = {
             b"0,add,n1\n500,remove,n1\n",
             b"* * * * * x # idletrain:night\n",
         ),
-        modules=("cli.main", "cluster.contact"),
+        modules=("cluster.contact", "observe.provenance"),
+        odd=(b"http://[", b"http://x:99999/"),
     ),
 }

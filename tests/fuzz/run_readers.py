@@ -191,7 +191,10 @@ READERS = {
         events,
         sound=(EVENTS,),
         modules=("observe.records",),
-        odd=(b'{"kind": []}\n{"kind": "staged"}\n[1]\n"x"\nnull\n' + b"[" * 2000,),
+        odd=(
+            b'{"kind": []}\n{"kind": "staged"}\n[1]\n"x"\nnull\n' + b"[" * 2000,
+            b"\n".join(reversed(EVENTS.splitlines())),  # a machine launched after the run's end
+        ),
     ),
     "log": Reader(
         log,

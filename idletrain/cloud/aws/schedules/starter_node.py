@@ -17,7 +17,7 @@ from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.schedules import resources
 from idletrain.cloud.machines import RUNNING_STATES, TAG
 from idletrain.cloud.workdir import unpack
-from idletrain.errors import IdletrainError, RunError
+from idletrain.errors import IdletrainError, RunError, reading
 from idletrain.job import Job
 from idletrain.schedules.cron import run_name
 from idletrain.storage import S3Prefix
@@ -56,7 +56,8 @@ def _start(account: Account, prefix: S3Prefix, run: str, directory: Path) -> Non
     stored = prefix.get(resources.JOB)
     if stored is None:
         raise RunError(f"{prefix.url} holds no job; remove the schedule and add it again")
-    job = Job.model_validate_json(stored.content)
+    with reading(prefix.url + resources.JOB, "remove the schedule and add it again"):
+        job = Job.model_validate_json(stored.content)
     if job.workdir is not None:
         (directory / WORKDIR_NAME).mkdir()
         unpack(prefix, directory / WORKDIR_NAME)
