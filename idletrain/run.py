@@ -32,7 +32,7 @@ from idletrain.rounds.durable.history import former_format, holds_run, read_hist
 from idletrain.rounds.durable.recovery import read_job
 from idletrain.rounds.durable.run_directory import RunDirectory
 from idletrain.rounds.evaluation import OnEvaluate, watch_of
-from idletrain.storage import CrashPoint, make_private, only_head
+from idletrain.storage import NO_SPACE_ERRORS, CrashPoint, make_private, only_head
 
 OnStart = Callable[[Callable[[], None], Recorder], None]
 Decide = Callable[[Job], tuple[Job, ForecastTracker | None]]
@@ -231,7 +231,7 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
     dask_settings.apply()
     dask_settings.lift_file_limit()
     await provider.check()
-    with _opened(job, options) as record:
+    with _opened(job, options) as record, _having_room(job):
         directory = _run_directory(job, prepared, record, options.reached)
         with contextlib.closing(directory):
             async with (
@@ -245,6 +245,17 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
                 async with publishing(client, options.summary, allow_control=options.allow_control):
                     with _stopping(coordinator.stop), _recording_failure(record, directory):
                         return await coordinator.run(job.nodes.count)
+
+
+@contextlib.contextmanager
+def _having_room(job: Job) -> Iterator[None]:
+    """Raise RunError where a start finds no room: a run that trains waits for some."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE_ERRORS:
+            raise
+        raise _unwritable(job, error) from None
 
 
 @contextlib.contextmanager

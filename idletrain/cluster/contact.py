@@ -164,7 +164,10 @@ def certificate_fault(security: Security, role: str) -> str:
         security.get_connection_args(role)
     except (ssl.SSLError, ValueError) as error:
         return _unusable(tls, error)
-    return _out_of_date(tls)
+    try:
+        return _out_of_date(tls)
+    except ValueError as error:  # a field that TLS does not look at
+        return f"the certificate {_place(tls['cert'])} or its CA cannot be read ({shown(error)})"
 
 
 def _unusable(tls: dict[str, str], error: Exception) -> str:

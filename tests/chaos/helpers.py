@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -315,30 +314,48 @@ class Run:
 
     def check(self, digests: list[str] | None, status: str = "completed") -> write_ahead_log.LogRecord:
         """What must hold of every run that was disturbed: returns the ledger's last record."""
-        end = self.records()[-1]
-        assert end["kind"] == "end"
+        end = check_log(self.dir / "wal", self.job)
         assert end["status"] == status
-        commits = self.records("commit")
-        assert [c["round"] for c in commits] == list(range(end["rounds"]))
-        epochs = [r["epoch"] for r in self.records("epoch")]
-        assert epochs == sorted(set(epochs))
-        staged: Counter[tuple[int, int]] = Counter()
-        for record in self.records("stage", "epoch"):
-            if record["kind"] == "stage":
-                staged[record["round"], record["subnet"]] += 1
-            elif record["drop"]:
-                staged = Counter({at: count for at, count in staged.items() if at[0] != record["round"]})
-        assert set(staged.values()) <= {1}, f"staged twice: {staged}"
-        for commit in commits:
-            staged_subnets = [k for k, _ in commit["staged"]]
-            assert len(set(staged_subnets)) == len(staged_subnets)
-            assert all(staged[commit["round"], k] == 1 for k in staged_subnets)
-            if self.job.preemption.policy == "reissue":
-                phase = self.job.training.phase(commit["round"])
-                assert commit["staged"] == [[k, phase.local_steps] for k in range(phase.subnets)]
         if digests is not None:
             assert end["params_sha256"] == digests[end["rounds"]]
         return end
+
+
+def check_log(path: Path, job: Job) -> write_ahead_log.LogRecord:
+    """What must hold of every ledger, also of one that goes on from an earlier snapshot: returns its last record."""
+    log = write_ahead_log.read(path)
+    assert not log.damage
+    epochs: list[int] = []
+    staged: set[tuple[int, int]] = set()
+    reached = 0
+    for record in log.records:
+        kind, round_ = record["kind"], record.get("round", 0)
+        if kind == "epoch":
+            epochs.append(record["epoch"])
+            staged = {at for at in staged if at[0] != round_} if record["drop"] else staged
+        elif kind == "stage":
+            assert (round_, record["subnet"]) not in staged, "staged twice"
+            staged.add((round_, record["subnet"]))
+        elif kind == "restored":
+            reached, staged = round_, {at for at in staged if at[0] < round_}
+        elif kind == "commit":
+            assert round_ == reached
+            check_commit(record, staged, job)
+            reached += 1
+    end = log.records[-1]
+    assert end["kind"] == "end"
+    assert end["rounds"] == reached
+    assert epochs == sorted(set(epochs))
+    return end
+
+
+def check_commit(commit: write_ahead_log.LogRecord, staged: set[tuple[int, int]], job: Job) -> None:
+    subnets = [k for k, _ in commit["staged"]]
+    assert len(set(subnets)) == len(subnets)
+    assert {(commit["round"], k) for k in subnets} <= staged
+    if job.preemption.policy == "reissue":
+        phase = job.training.phase(commit["round"])
+        assert commit["staged"] == [[k, phase.local_steps] for k in range(phase.subnets)]
 
 
 class Cluster:

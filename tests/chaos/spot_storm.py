@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,8 +21,11 @@ from rehearsal import Sandbox
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.machines import RUNNING_STATES
 from idletrain.cloud.worker_node import SCHEDULER_SECONDS
+from idletrain.job_file import parse_job
+from idletrain.rounds.durable import s3_mirror
 
-from .helpers import PATIENCE_SECONDS, until
+from . import leftovers
+from .helpers import PATIENCE_SECONDS, check_log, until
 from .spot_run import Launcher, job_tree
 
 NAME, ROUNDS = "storm", 40
@@ -53,16 +58,20 @@ class SpotStorm:
     def __init__(self, scratch: Path, dice: random.Random, digests: list[str]) -> None:
         self.faults: Counter[str] = Counter()
         self._scratch, self._dice, self._digests = scratch, dice, digests
+        self._silent: list[socket.socket] = []
+        self._context = contextlib.ExitStack()
+        own = leftovers.own_temporary(scratch / "own", scratch)
+        self._context.enter_context(mock.patch.dict(os.environ, own))
         self._cloud = Sandbox(scratch / "machines")
-        self._environment = mock.patch.dict(os.environ, self._cloud.environment)
-        self._environment.start()
+        self._context.enter_context(mock.patch.dict(os.environ, self._cloud.environment))
         self._run = Launcher(self._cloud, Account(), spot_tree(), scratch)
 
     def end(self) -> None:
         """End the run and its cloud, whatever became of them."""
         self._run.end()
+        self._hang_up()
         self._cloud.close()
-        self._environment.stop()
+        self._context.close()
 
     def weather(self) -> None:
         """Disturb the run until it has had its faults, then let it end, and check it."""
@@ -86,6 +95,7 @@ class SpotStorm:
             "spot node's worker killed": lambda: self._signal(signal.SIGKILL),
             "spot node's worker stopped and continued": self._pause,
             "head's machine ended": self._end_head,
+            "half-open connections": self._say_nothing,
         }
 
     def _node(self) -> str | None:
@@ -132,6 +142,21 @@ class SpotStorm:
             time.sleep(seconds if workers else 0.0)
         return bool(workers)
 
+    def _say_nothing(self) -> bool:
+        """Open connections to every port of every machine, which stay open until the next time, and say nothing."""
+        self._hang_up()
+        running = [i.id for i in self._run.account.instances(NAME, RUNNING_STATES)]
+        processes = []
+        for pid in itertools.chain.from_iterable(map(self._cloud.pids, running)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                processes.append(psutil.Process(pid))
+        self._silent = leftovers.half_open(processes)
+        return len(self._silent) >= leftovers.HALF_OPEN
+
+    def _hang_up(self) -> None:
+        for connection in self._silent:
+            connection.close()
+
     def _end_head(self) -> bool:
         """End the machine of the head, at most once a run, and go on from what it left."""
         heads = [i for i in self._run.account.instances(NAME, RUNNING_STATES) if i.role == "head"]
@@ -151,4 +176,8 @@ class SpotStorm:
         assert code == 0, f"after {dict(self.faults)}:\n{self._run.output()}"
         assert self._run.last()["params_sha256"] == self._digests[ROUNDS], f"other bits after {dict(self.faults)}"
         until("the end of every machine", lambda: not self._cloud.inventory()["processes"])
-        assert not self._cloud.inventory()["instances"]
+        assert not any(self._cloud.inventory().values()), self._cloud.inventory()
+        assert not self._cloud.ec2.describe_volumes()["Volumes"]
+        assert s3_mirror.restore(self._run.prefix, self._scratch / "copy")
+        assert check_log(self._scratch / "copy" / "wal", parse_job(spot_tree()))["status"] == "completed"
+        until("the machines' directories to go", lambda: not leftovers.temporary(self._scratch / "own"))

@@ -12,30 +12,40 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
+import os
 import random
+import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import psutil
 
 from benchmarks.report import Figure, at_least, at_most, report
 from idletrain.job_file import parse_job
 
-from . import steered
-from .helpers import Cluster, Control, Process, Run, destroy_all, job_tree, runs, train_alone, until
+from . import leftovers, steered
+from .helpers import Cluster, Control, Process, Run, destroy_all, job_tree, runs, tmpfs, train_alone, until
 from .spot_storm import SpotStorm, spot_tree
+from .test_disk import fill
 
 ROUNDS, SUBNETS, WORKERS = 8, 3, 3
 STEP_SECONDS = 0.03  # so that faults hit subnets in the middle
 FAULTS_A_RUN = 16
 MOST_RUN_SECONDS = 240.0
 MINUTES, FAULTS_WANTED = 60.0, 300
+SEEN_SECONDS, CLOCK_SLACK_SECONDS = 30.0, 300.0
+DISK, IS_ROOT = "16m", os.geteuid() == 0
+NO_ROOM = re.compile("no room left in|No space left on device")
+A_BUG = "a bug, not your fault"
 
 
 class Storm:
@@ -51,8 +61,13 @@ class Storm:
     def __init__(self, scratch: Path, dice: random.Random, digests: list[str], *, own_cluster: bool) -> None:
         self.started: list[Process] = []
         self.faults: Counter[str] = Counter()
-        self._dice, self._digests = dice, digests
+        self._dice, self._digests, self._scratch = dice, digests, scratch
         self._control = Control(scratch / "control")
+        self._context = contextlib.ExitStack()
+        own = leftovers.own_temporary(scratch / "own", self._control.path)
+        self._context.enter_context(mock.patch.dict(os.environ, own))
+        self._disk = self._context.enter_context(tmpfs(scratch / "runs", DISK)) if IS_ROOT else None
+        self._silent: list[socket.socket] = []
         training = {"loss": f"{steered.__name__}:faulty_loss"}
         tree = job_tree(
             scratch / "runs",
@@ -73,11 +88,12 @@ class Storm:
     def end(self) -> None:
         """End every process of the run."""
         destroy_all(self.started)
+        self._hang_up()
+        self._context.close()
 
     def weather(self) -> None:
         """Disturb the run until it has had its faults, then let it end, and check it."""
-        arguments = ("--scheduler", self._cluster.address) if self._cluster else ()
-        head = self._run.launch(*arguments)
+        head = self._run.launch(*self._arguments())
         began = time.monotonic()
         kinds = self._kinds()
         while sum(self.faults.values()) < FAULTS_A_RUN and time.monotonic() - began < MOST_RUN_SECONDS / 2:
@@ -85,7 +101,7 @@ class Storm:
             if not head.running:
                 if self._is_over():
                     break
-                head = self._resume(arguments)
+                head = self._resume()
                 continue
             kind = self._dice.choice(sorted(kinds))
             if kinds[kind](head):
@@ -93,7 +109,7 @@ class Storm:
         self._calm()
         while not self._is_over():
             if not head.running:
-                head = self._resume(arguments)
+                head = self._resume()
             assert time.monotonic() - began < MOST_RUN_SECONDS, f"the run does not end:\n{head.text}"
             time.sleep(0.2)
         until("the head's end", lambda: not head.running)
@@ -110,6 +126,10 @@ class Storm:
             "worker hangs": lambda _: self._make_sick("hang"),
             "head killed": self._kill_head,
             "head killed, file damaged": self._kill_head_and_damage,
+            "scheduler killed": self._kill_scheduler,
+            "half-open connections": self._say_nothing,
+            "clock jumped": self._set_clock,
+            **({"disk full": self._fill_disk} if self._disk else {}),
         }
 
     def _victims(self) -> list[psutil.Process]:
@@ -161,6 +181,68 @@ class Storm:
         victim.write_bytes(content)
         return True
 
+    def _kill_scheduler(self, head: Process) -> bool:
+        """Kill the run's own scheduler or the user's, after which the head gives up and all workers end."""
+        if self._cluster:
+            scheduler = self._cluster.scheduler.pid
+        else:
+            try:
+                scheduler = json.loads((self._run.dir / "cluster.json").read_bytes())["pid"]
+            except (FileNotFoundError, ValueError):
+                return False
+        head.look()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(scheduler, signal.SIGKILL)
+        until("the end of a head without a scheduler", lambda: not head.running)
+        if self._cluster:
+            until("the end of workers without a scheduler", lambda: not any(w.running for w in self._workers))
+            self._cluster = Cluster(self._control, self._scratch, self.started)
+        return not self._is_over()
+
+    def _say_nothing(self, head: Process) -> bool:
+        """Open connections to every port of the run, which stay open until the next time, and say nothing."""
+        self._hang_up()
+        head.look()
+        processes = [*head.family.values(), *(psutil.Process(w.pid) for w in self._workers if w.running)]
+        processes += [psutil.Process(self._cluster.scheduler.pid)] if self._cluster else []
+        self._silent = leftovers.half_open(processes)
+        return len(self._silent) >= leftovers.HALF_OPEN
+
+    def _hang_up(self) -> None:
+        for connection in self._silent:
+            connection.close()
+
+    def _set_clock(self, head: Process) -> bool:
+        """Shift the wall clock of all processes of the run, until the next time."""
+        shift = self._dice.choice((-1, 1)) * self._dice.uniform(600, 7200)
+        leftovers.set_clock(self._control.path, shift)
+
+        def jumped() -> bool:
+            events = self._run.events()
+            return bool(events) and abs(events[-1]["t"] - time.time() - shift) < CLOCK_SLACK_SECONDS
+
+        return self._seen(head, jumped)
+
+    def _fill_disk(self, head: Process) -> bool:
+        """Take all room while workers train, until the head says that it waits for some."""
+        if not (self._disk and self._victims()):
+            return False
+        told = len(NO_ROOM.findall(head.text))
+        ballast = fill(self._disk)
+        try:
+            return self._seen(head, lambda: len(NO_ROOM.findall(head.text)) > told)
+        finally:
+            ballast.unlink()
+
+    def _seen(self, head: Process, condition: Callable[[], bool]) -> bool:
+        """Return whether something happens before the head ends, or soon."""
+        ends_at = time.monotonic() + SEEN_SECONDS
+        while head.running and time.monotonic() < ends_at:
+            if condition():
+                return True
+            time.sleep(0.1)
+        return condition()
+
     def _refill(self) -> None:
         if self._cluster:
             alive = [worker for worker in self._workers if worker.running]
@@ -173,10 +255,13 @@ class Storm:
             file.unlink()
         self._refill()
 
-    def _resume(self, arguments: tuple[str, ...]) -> Process:
+    def _arguments(self) -> tuple[str, ...]:
+        return ("--scheduler", self._cluster.address) if self._cluster else ()
+
+    def _resume(self) -> Process:
         self._refill()
         resume = ("--resume",) if (self._run.dir / "job.json").exists() and self._has_state() else ()
-        return self._run.launch(*resume, *arguments)
+        return self._run.launch(*resume, *self._arguments())
 
     def _has_state(self) -> bool:
         return (self._run.dir / "wal").exists() or any(self._run.dir.glob("snapshots/*/manifest.json"))
@@ -188,9 +273,12 @@ class Storm:
         return False
 
     def _check(self, head: Process) -> None:
-        end = self._run.records()[-1]
+        end = self._run.check(None)
         assert end["params_sha256"] == self._digests[ROUNDS], f"other bits after {dict(self.faults)}:\n{head.text}"
         until("the end of the head's processes", lambda: not head.survivors(), 10)
+        assert leftovers.of_run(self._run.dir) == []
+        assert leftovers.temporary(self._scratch / "own") == []
+        assert not [process.text for process in self.started if A_BUG in process.text]
 
 
 def main(argv: list[str] | None = None) -> None:

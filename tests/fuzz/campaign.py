@@ -16,7 +16,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-MEMORY_MB, SLOW_SECONDS, LONGEST_BYTES, AT_ONCE = 4096, 20, 4096, 2
+MEMORY_MB, SLOW_SECONDS, LONGEST_BYTES, AT_ONCE = 4096, 120, 4096, 2
 SEED = 1
 
 

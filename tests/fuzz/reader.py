@@ -42,8 +42,10 @@ class Reader:
         faults = ""
         try:
             self.read(content)
-        except (IdletrainError, *self.errors) as error:
-            faults = str(error) or type(error).__name__
+        except IdletrainError as error:
+            faults = str(error)
+        except self.errors:
+            return False
         assert max(map(len, faults.splitlines()), default=0) < LONGEST_ERROR
         return not faults
 

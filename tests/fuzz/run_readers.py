@@ -236,6 +236,7 @@ READERS = {
         certificate,
         sound=(pem(), b'{"ca": "x", "cert": "y", "key": "z"}'),
         modules=("cluster.contact", "cluster.identity"),
+        odd=(pem().replace(b"wMDEwMTAwMDAwMFo", b"wMDEwMTAwMDAgMFo"),),  # no date
     ),
     "fabric": Reader(
         fabric,
