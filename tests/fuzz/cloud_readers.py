@@ -211,6 +211,7 @@ OWN_TAGS = {TAG + "prefix": "s3://b/runs", TAG + "created": "2026-11-25T00:00:00
 READERS = {
     "aws answers": Reader(
         answer,
+        runs=8_000,
         sound=(
             b"\0\0"
             + ec2(
@@ -239,6 +240,7 @@ READERS = {
     ),
     "stored objects": Reader(
         stored,
+        runs=25_000,
         sound=(
             b'\0{"holder": "i-1", "renewed": 1.0}',
             b"\1" + RECORD.as_json(),
@@ -254,15 +256,22 @@ READERS = {
             "cloud.workdir",
             "cloud.aws.schedules.resources",
         ),
-        odd=(b'\2{"wal/0": "", "snapshots/../../out/x": "x"}', b'\2{"wal/x": ""}', b"\0[]"),
+        odd=(
+            b'\2{"wal/0": "", "snapshots/../../out/x": "x"}',
+            b'\2{"wal/x": ""}',
+            b'\2{"wal/0": "", "updates/": "x"}',
+            b"\0[]",
+        ),
     ),
     "tags": Reader(
         tags,
+        runs=500_000,
         sound=(json.dumps(OWN_TAGS).encode(), json.dumps({**OWN_TAGS, TAG + "role": "head"}).encode()),
         modules=("cloud.teardown",),
     ),
     "machine's metadata": Reader(
         told_by_machine,
+        runs=300_000,
         sound=(b'{"action": "terminate"}',),
         modules=("cloud.aws.metadata",),
         odd=(b"\xff", b"[]"),

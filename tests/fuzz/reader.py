@@ -23,17 +23,17 @@ class Reader:
 
     Attributes:
         read: The reader; it may write into the working directory.
+        runs: How many a campaign makes: about half a minute of a core.
         sound: Bytes that it takes.
         modules: The modules of idletrain that parse them.
-        runs: How many a campaign makes: about a minute of a core.
         odd: Bytes that it may refuse; those that broke it once are among them.
         errors: What it raises for bytes that it refuses, beside the errors of idletrain.
     """
 
     read: Callable[[bytes], object]
+    runs: int
     sound: tuple[bytes, ...]
     modules: tuple[str, ...]
-    runs: int = 20_000
     odd: tuple[bytes, ...] = ()
     errors: tuple[type[Exception], ...] = ()
 

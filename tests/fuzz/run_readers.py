@@ -189,6 +189,7 @@ POSITION = stream_position.StreamPosition(0, 1, 2, 3, 0, 6, {"epoch": 0}).encode
 READERS = {
     "events": Reader(
         events,
+        runs=500,
         sound=(EVENTS,),
         modules=("observe.records",),
         odd=(
@@ -198,12 +199,14 @@ READERS = {
     ),
     "log": Reader(
         log,
+        runs=25_000,
         sound=(b'8c736521 {"kind":"commit","n":7,"round":3}\n', b"", b"00000000 {"),
         modules=("rounds.durable.write_ahead_log",),
     ),
-    "history": Reader(history, sound=(HISTORY,), modules=()),
+    "history": Reader(history, runs=15_000, sound=(HISTORY,), modules=()),
     "snapshot": Reader(
         snapshot_file,
+        runs=9_000,
         sound=(
             b"\0" + snapshot()[module_state.STATE_FILE],
             b"\1" + snapshot()["manifest.json"],
@@ -214,6 +217,7 @@ READERS = {
     ),
     "small files": Reader(
         small_file,
+        runs=20_000,
         sound=(
             b'\0[[0, 20, "{\\"shard\\": 0}"]]',
             b'\1{"name": "t", "model": {"factory": "a.b:c"}, "data": {"name": "digits"}}',
@@ -234,12 +238,14 @@ READERS = {
     ),
     "certificates": Reader(
         certificate,
+        runs=1_000,
         sound=(pem(), b'{"ca": "x", "cert": "y", "key": "z"}'),
         modules=("cluster.contact", "cluster.identity"),
         odd=(pem().replace(b"wMDEwMTAwMDAwMFo", b"wMDEwMTAwMDAgMFo"),),  # no date
     ),
     "fabric": Reader(
         fabric,
+        runs=800_000,
         sound=(b'{"schema": 2, "points": [], "nodes": [], "about": {}}',),
         modules=("fabric.analysis.samples",),
         odd=(b"[]", b'{"schema": null}'),

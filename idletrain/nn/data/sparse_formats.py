@@ -6,7 +6,6 @@ import gzip
 import itertools
 import logging
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +146,9 @@ def _load_npz(path: Path, field: str) -> tuple[Csr, int]:
                 raise JobError(f"{field}: {path} has {columns} columns; at most {LARGEST} can be had")
     except OSError as error:
         raise unreadable(field, path, error) from None
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+    except JobError:
+        raise
+    except Exception as error:  # noqa: BLE001 (damaged bytes end in errors of NumPy, zipfile, zlib and tokenize)
         reason = " ".join(str(error).split())[:200]  # zipfile shows all of a damaged name
         raise JobError(f"{field}: {path} is not what scipy.sparse.save_npz writes ({reason}); write it so") from None
     if kind not in (b"csr", "csr"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 COPY_SECONDS = 1.0  # how much work is lost with a head's machine, and how late a laptop sees events
 EVENTS = "events.jsonl"
 APPENDED_FILES = ("wal", EVENTS)
+RESTORED_FILE = re.compile(r"job\.json|updates/[0-9]{1,20}|snapshots/[0-9]{1,20}/[a-z]{1,20}(\.[a-z]{1,20})?")
 
 
 class Mirror:
@@ -118,20 +120,14 @@ class Mirror:
 
 
 def restore(prefix: S3Prefix, run_dir: Path) -> bool:
-    """Make a run directory from its copy; return False if there is none.
-
-    Raises:
-        DamageError: the copy has files that no run directory has.
-    """
+    """Make a run directory from its copy, and of nothing else that is there; return False if there is none."""
     keys = prefix.names()
     if not any(key.startswith("wal/") or key.endswith("/manifest.json") for key in keys):
         return False
     make_private(run_dir)
     for key in keys:
-        if key == "job.json" or key.startswith(("snapshots/", "updates/")):
-            with reading(f"{prefix.url}{key}", "take that object away"):
-                (run_dir / key).resolve().relative_to(run_dir.resolve())  # a key may lead anywhere
-                make_private((run_dir / key).parent)
+        if RESTORED_FILE.fullmatch(key):
+            make_private((run_dir / key).parent)
             prefix.get_file(key, run_dir / key)
     for name in APPENDED_FILES:
         write_whole(run_dir / name, b"".join(_content(prefix, key) for key in keys if key.startswith(f"{name}/")))
