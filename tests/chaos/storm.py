@@ -4,7 +4,8 @@
 
 Runs are of three kinds: on processes that the head starts, on a Dask scheduler with workers of its own, and in a
 rehearsal cloud. Each is disturbed until it ends; its parameters must have the bits of the undisturbed run, its log
-must verify, and no process of it may be left. The first run that breaks one of these ends the storm.
+must verify, and no process, temporary file, lock, socket or cloud resource of it may be left. The first run that breaks
+one of these ends the storm.
 """
 
 from __future__ import annotations

@@ -145,7 +145,6 @@ READERS = {
         sound=(
             b"\0POST\nAction=DescribeInstances&Version=2016-11-15&Filter.1.Name=tag-key&Filter.1.Value.1=x",
             b"\0POST\nAction=RunInstances&Version=2016-11-15&ImageId=ami-03cf127a&MinCount=1&MaxCount=1&InstanceType=m5.large",
-            b"\0POST\nAction=CreateLaunchTemplate&LaunchTemplateName=n&LaunchTemplateData.UserData=eA==",
             b"\0POST\nAction=DescribeSpotPriceHistory&Version=2016-11-15&InstanceType.1=m5.large&MaxResults=1",
             b'\1POST  AmazonSSM.PutParameter\n{"Name": "/x", "Value": "v", "Type": "String", "Overwrite": true}',
             b"\2POST\nAction=ListRoles&Version=2010-05-08",
@@ -157,6 +156,7 @@ READERS = {
         ),
         modules=("cloud.sandbox.gateway", "cloud.sandbox.guard", "cloud.sandbox.control", "cloud.sandbox.launch_spec"),
         odd=(
+            b"\0POST\nAction=CreateLaunchTemplate&LaunchTemplateName=n&LaunchTemplateData.UserData=eA==",
             b"\0POST\nAction=RunInstances&MinCount=x&MaxCount=1",
             b"\0POST\nAction=CreateFleet&LaunchTemplateConfigs.1.LaunchTemplateSpecification.LaunchTemplateId=lt&Type=instant",
         ),

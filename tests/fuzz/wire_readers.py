@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from reader import Reader, fields_in
-from tornado.httputil import HTTPHeaders, HTTPInputError, HTTPServerRequest
+from tornado.httputil import HTTPHeaders, HTTPInputError, HTTPServerRequest, RequestStartLine
 from tornado.web import Application, HTTPError
 
 from idletrain.cluster import dashboard_guard
@@ -84,7 +84,8 @@ def visit(content: bytes) -> object:
     head, _, body = content.decode("latin-1").partition("\n\n")
     line, _, headers = head.partition("\n")
     method, _, path = line.partition(" ")
-    request = HTTPServerRequest(method, path, headers=HTTPHeaders.parse(headers), connection=SimpleNamespace())
+    start, connection = RequestStartLine(method, path, "HTTP/1.1"), SimpleNamespace()
+    request = HTTPServerRequest(headers=HTTPHeaders.parse(headers), start_line=start, connection=connection)
     dashboard_guard._Guard(Application(), "token").find_handler(request)
     refusal = page.request_refusal("kill", {**request.headers, "X-Idletrain": "kill"}, {"allow_control": True})
     if refusal:
