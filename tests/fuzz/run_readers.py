@@ -29,7 +29,7 @@ from idletrain.nn.data import stream_position
 from idletrain.nn.ist.groups import whole
 from idletrain.nn.network import Network
 from idletrain.observe import display, records, report
-from idletrain.rounds.durable import module_state, recovery, snapshots, updates, write_ahead_log
+from idletrain.rounds.durable import history, module_state, recovery, snapshots, updates, write_ahead_log
 from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.schedules.store import ScheduleStore
 
@@ -49,11 +49,11 @@ def log(content: bytes) -> object:
     return write_ahead_log.read(file_of(content, "wal"))
 
 
-def history(content: bytes) -> object:
+def log_history(content: bytes) -> object:
     """A log whose lines are whole, whatever they say."""
     lines = (b"%08x %s\n" % (zlib.crc32(line), line) for line in content.splitlines())
     file_of(b"".join(lines), "run/wal")
-    return recovery.read_history(RUN).best_round("accuracy")
+    return history.read_history(RUN).best_round("accuracy")
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def snapshot_file(content: bytes) -> object:
     kind, content = content[0] % 4 if content else 0, content[1:]
     if kind == 3:
         record = {**fields_in(content), "kind": "stage", "n": 0}
-        staged = recovery.history([record]).staged
+        staged = history.history([record]).staged
         file_of(UPDATE, "run/updates/00000000")
         return [updates.read(updates.path_of(RUN, 0), s) for by_subnet in staged.values() for s in by_subnet.values()]
     files = {**snapshot(), (module_state.STATE_FILE, "manifest.json", "network")[kind]: content}
@@ -203,7 +203,7 @@ READERS = {
         sound=(b'8c736521 {"kind":"commit","n":7,"round":3}\n', b"", b"00000000 {"),
         modules=("rounds.durable.write_ahead_log",),
     ),
-    "history": Reader(history, runs=15_000, sound=(HISTORY,), modules=()),
+    "history": Reader(log_history, runs=15_000, sound=(HISTORY,), modules=()),
     "snapshot": Reader(
         snapshot_file,
         runs=9_000,
