@@ -75,7 +75,7 @@ def snapshot_file(content: bytes) -> object:
     kind, content = content[0] % 4 if content else 0, content[1:]
     if kind == 3:
         record = {**fields_in(content), "kind": "stage", "n": 0}
-        staged = history.history([record]).staged
+        staged = history.collect([record]).staged
         file_of(UPDATE, "run/updates/00000000")
         return [updates.read(updates.path_of(RUN, 0), s) for by_subnet in staged.values() for s in by_subnet.values()]
     files = {**snapshot(), (module_state.STATE_FILE, "manifest.json", "network")[kind]: content}

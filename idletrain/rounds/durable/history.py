@@ -77,10 +77,10 @@ def collect(records: Sequence[write_ahead_log.LogRecord]) -> History:
         DamageError: A record has not the fields of its kind.
     """
     with reading("the write-ahead log", "open the run with the idletrain that wrote it, or start again"):
-        return _history(records)
+        return _collected(records)
 
 
-def _history(records: Sequence[write_ahead_log.LogRecord]) -> History:
+def _collected(records: Sequence[write_ahead_log.LogRecord]) -> History:
     epochs, rounds, late_count, status, params = 0, 0, 0, None, None
     specs: dict[int, tuple[SubnetSpec, ...]] = {}
     planned: tuple[tuple[SubnetSpec, ...], ...] = ()
