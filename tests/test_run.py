@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +21,9 @@ from idletrain.errors import JobError, RunError
 from idletrain.export import load_run
 from idletrain.job import CheckpointSettings, Job
 from idletrain.job_file import parse_job
+from idletrain.nn.prepare import from_settings
 from idletrain.observe.forecast_record import ForecastTracker
+from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.rounds.durable.recovery import read_job
@@ -325,3 +331,20 @@ def test_a_run_trains_at_a_scheduler_with_an_ipv6_address(tmp_path: Path) -> Non
             assert outcome.status == "completed"
 
     asyncio.run(check())
+
+
+def test_a_start_without_room_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Job] = []
+
+    @contextlib.asynccontextmanager
+    async def full(_: LocalProcesses, job: Job, _record: Any) -> AsyncIterator[None]:
+        asked.append(job)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        yield
+
+    monkeypatch.setattr(LocalProcesses, "cluster", full)
+    wanted = job(tmp_path, model={"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 8, 10]}})
+    prepared = from_settings(wanted.model, wanted.data, wanted.training)
+    with pytest.raises(RunError, match=r"No space left on device.*make room"):
+        asyncio.run(launch(wanted, prepared, RunOptions(provider=LocalProcesses())))
+    assert asked

@@ -176,7 +176,7 @@ def fleet_key(*arguments: object) -> str:
 
 def load_figures(folder: Path, key: str, now: float) -> FleetFigures | None:
     """Return a fleet's figures measured within a day before `now` (Unix seconds), or None."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         tree = json.loads((folder / f"{key}.json").read_text())
         if 0 <= now - tree["seen"] < PROBE_CACHE_SECONDS:
             return FleetFigures(**tree["fleet"])

@@ -234,6 +234,14 @@ READERS = {
         odd=(
             b"\0\0<html><body>welcome</body></html>",
             b"\5\0{}",
+            b"\5\0" + b"9" * 30,
+            b"\5\0\xff",
+            b'\x0a\0{"PriceList": ["{}"]}',
+            b"\3\0"
+            + ec2(
+                "DescribeSpotPriceHistory",
+                f"<spotPriceHistorySet><item>{PRICE}<timestamp>x</timestamp></item></spotPriceHistorySet>",
+            ),
             b"\x00\1<Response><Errors><Error><Code>UnauthorizedOperation</Code></Error></Errors></Response>",
             b"\x0b\0<ListBucketResult><Contents><Key>p/events.jsonl/x</Key></Contents></ListBucketResult>",
         ),
@@ -259,6 +267,9 @@ READERS = {
         odd=(
             b'\2{"wal/0": "", "snapshots/../../out/x": "x"}',
             b'\2{"wal/x": ""}',
+            b"\3x",
+            b"\4[]",
+            b'\5{"at": 1.8e9, "answer": 1}',
             b'\2{"wal/0": "", "updates/": "x"}',
             b"\0[]",
         ),
@@ -268,6 +279,10 @@ READERS = {
         runs=500_000,
         sound=(json.dumps(OWN_TAGS).encode(), json.dumps({**OWN_TAGS, TAG + "role": "head"}).encode()),
         modules=("cloud.teardown",),
+        odd=(
+            json.dumps({**OWN_TAGS, TAG + "created": "x"}).encode(),
+            json.dumps({**OWN_TAGS, TAG + "deadline": ""}).encode(),
+        ),
     ),
     "machine's metadata": Reader(
         told_by_machine,

@@ -203,7 +203,13 @@ READERS = {
         sound=(b'8c736521 {"kind":"commit","n":7,"round":3}\n', b"", b"00000000 {"),
         modules=("rounds.durable.write_ahead_log",),
     ),
-    "history": Reader(log_history, runs=15_000, sound=(HISTORY,), modules=()),
+    "history": Reader(
+        log_history,
+        runs=15_000,
+        sound=(HISTORY,),
+        modules=("rounds.durable.history",),
+        odd=(b'{"kind": "stage", "n": 0}',),
+    ),
     "snapshot": Reader(
         snapshot_file,
         runs=9_000,
@@ -214,6 +220,7 @@ READERS = {
             b"\3" + json.dumps(STAGED).encode(),
         ),
         modules=("rounds.durable.module_state", "rounds.durable.snapshots", "rounds.durable.updates"),
+        odd=(b'\3{"subnet": 0}', b"\1" + b"[" * 2000),
     ),
     "small files": Reader(
         small_file,
@@ -235,19 +242,24 @@ READERS = {
             "autotune.probe",
             "schedules.store",
         ),
+        odd=(b"\3[]", b"\3x", b"\4" + b"[" * 2000),
     ),
     "certificates": Reader(
         certificate,
         runs=1_000,
         sound=(pem(), b'{"ca": "x", "cert": "y", "key": "z"}'),
         modules=("cluster.contact", "cluster.identity"),
-        odd=(pem().replace(b"wMDEwMTAwMDAwMFo", b"wMDEwMTAwMDAgMFo"),),  # no date
+        odd=(
+            b'{"ca": 1, "cert": 2, "key": 3}',
+            b"{",
+            pem().replace(b"wMDEwMTAwMDAwMFo", b"wMDEwMTAwMDAgMFo"),
+        ),  # no date
     ),
     "fabric": Reader(
         fabric,
         runs=800_000,
         sound=(b'{"schema": 2, "points": [], "nodes": [], "about": {}}',),
         modules=("fabric.analysis.samples",),
-        odd=(b"[]", b'{"schema": null}'),
+        odd=(b"[]", b'{"schema": null}', b"[" * 2000),
     ),
 }

@@ -158,6 +158,8 @@ READERS = {
         odd=(
             b"\0POST\nAction=CreateLaunchTemplate&LaunchTemplateName=n&LaunchTemplateData.UserData=eA==",
             b"\0POST\nAction=RunInstances&MinCount=x&MaxCount=1",
+            b'\1POST  AmazonSSM.PutParameter\n{"Name": "\xcf"}',
+            b"\2POST\nAction=ListNothing",
             b"\0POST\nAction=CreateFleet&LaunchTemplateConfigs.1.LaunchTemplateSpecification.LaunchTemplateId=lt&Type=instant",
         ),
     ),

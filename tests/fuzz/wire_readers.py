@@ -148,6 +148,7 @@ READERS = {
         runs=500_000,
         sound=(json.dumps(HEADER).encode() + b"\n" + bytes(8),),
         modules=("exchange.messages",),
+        odd=(b'{"lease": {}, "steps": "x"}\n',),
     ),
     "visit": Reader(
         visit,

@@ -23,7 +23,7 @@ from botocore.retries.standard import RetryContext, ThrottledRetryableChecker
 
 from idletrain.errors import JobError, RunError
 
-UNREADABLE = (ResponseParserError, AttributeError, LookupError, TypeError, ValueError)
+UNREADABLE = (ResponseParserError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What an answer that is not AWS' leads to: a page of a proxy, or fields that are missing or of another type."""
 REQUEST_ERRORS = (ClientError, BotoCoreError, *UNREADABLE)
 """All that a call of a client, and reading its answer, may raise."""

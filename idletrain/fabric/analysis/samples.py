@@ -152,7 +152,7 @@ def from_json(text: str | bytes, where: str) -> Fabric:
             raise JobError(f"{where} was written by {which} idletrain; measure again, or use that version")
         lists = {"points": Point, "collectives": CollectiveSample, "training": TrainingSample, "stencil": StencilSample}
         return Fabric(**{key: [_record(lists[key], r) for r in v] if key in lists else v for key, v in tree.items()})
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise JobError(f"{where} is not a file of idletrain fabric; measure again with --out {where}") from None
 
 
