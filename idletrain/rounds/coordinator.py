@@ -40,6 +40,7 @@ from idletrain.rounds.run_context import RunContext
 from idletrain.rounds.run_records import failure_reason, record_sick, record_start
 from idletrain.rounds.sizing import SubnetSizing
 from idletrain.rounds.uploads import Uploads
+from idletrain.rounds.widths import Capacity
 
 STATE_TICK_SECONDS = 0.25
 SCHEDULER_GONE_SECONDS = 5.0
@@ -104,7 +105,13 @@ class Coordinator:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._membership = Membership(
-            client, record, self._spawn, joined=self._on_joined, noticed=self._on_notice, left=self._on_left
+            client,
+            record,
+            self._spawn,
+            misfit=self._misfit,
+            joined=self._on_joined,
+            noticed=self._on_notice,
+            left=self._on_left,
         )
         self._noticed: set[str] = set()
         self._sizing = SubnetSizing(job, prepared.program, self._membership.capacities)
@@ -167,10 +174,14 @@ class Coordinator:
         while not self._done.done():
             await asyncio.wait((self._done,), timeout=STATE_TICK_SECONDS)
             self._handle(protocol.ClockTick(now=time.monotonic()))
-            if self._run.state and self._run.state.stage is table.RunStage.TRAINING:
-                self._membership.check_idle(self._run.job.nodes.count, self._run.job.nodes.idle_duration)
-            for reason in self._sizing.misfits(self._run.state) if self._run.state else ():
+            if not self._run.state:
+                continue
+            misfits = list(self._sizing.misfits(self._run.state))
+            for reason in misfits:
                 self._run.record_waiting(reason)
+            if self._run.state.stage is table.RunStage.TRAINING:
+                stuck = misfits if not self._run.state.subnets.count(table.Phase.LEASED, table.Phase.STORING) else ()
+                self._membership.check_idle(self._run.job.nodes.count, self._run.job.nodes.idle_duration, stuck)
         return self._done.result()
 
     async def _watch_scheduler(self) -> None:
@@ -281,6 +292,9 @@ class Coordinator:
             run.checkpoints.forget_above(step)
             saved_steps = [max(run.checkpoints.steps(k), default=0) for k in range(len(run.state.subnets))]
             run.state = lockstep_rules.rolled_back(run.state, step, saved_steps)
+
+    def _misfit(self, capacity: Capacity) -> str | None:
+        return self._sizing.misfit(capacity)
 
     def _on_joined(self, address: str) -> None:
         capacity = self._sizing.capacities()[address]

@@ -6,25 +6,28 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from distributed import Client
+from distributed.scheduler import KilledWorker
 
 from idletrain.errors import RefusedError, RunError
 from idletrain.observe.records import Recorder
+from idletrain.rounds.refusals import ENDED_WHILE_JOINING, Refusals
+from idletrain.rounds.verdicts import machine_of
 from idletrain.rounds.widths import Capacity
 from idletrain.worker import tasks
 from idletrain.worker.lease_spec import version
 
 logger = logging.getLogger(__name__)
 MEMBERSHIP_POLL_SECONDS = 0.1
+ENDINGS_UNTIL_TOLD = 3  # of one worker while it joins: some are taken just then
 FIRST_WORKERS_SECONDS = 60.0  # the wait for the requested number of workers before starting with fewer
 DESCRIBE_SECONDS = 60.0  # a joiner's first task imports torch, which a cold disk can draw out
 REMIND_SECONDS = 10.0
-MOST_REASONS = 3
-ENDED_WHILE_JOINING = "it ended while it joined; its log says why"
+PASSING = (OSError, CancelledError, KilledWorker)  # errors of the way to a worker, not of what it is
 COUNT_SECONDS = 2.0
 
 
@@ -35,13 +38,13 @@ class Membership:
         client: An asynchronous client.
         record: Takes what happens.
         spawn: Runs a coroutine beside the others.
+        misfit: Says why a worker of some capacity can hold no subnet; None for one that can.
         joined: Called with a worker's address once its capacity is known.
         noticed: Called when a worker reports that it will be preempted.
         left: Called with address and name when a worker that had joined is gone.
 
     Attributes:
-        capacities: Memory and speed of each worker that is here, by address.
-        refused: Why each worker that is here, but cannot be used, was refused, by address.
+        capacities: Memory and speed of each worker that is here and can be used, by address.
     """
 
     def __init__(
@@ -50,16 +53,21 @@ class Membership:
         record: Recorder,
         spawn: Callable[[Any], Any],
         *,
+        misfit: Callable[[Capacity], str | None],
         joined: Callable[[str], None],
         noticed: Callable[[str], None],
         left: Callable[[str, str], None],
     ) -> None:
         self._client, self._record, self._spawn = client, record, spawn
-        self._joined, self._noticed, self._left = joined, noticed, left
+        self._misfit, self._joined, self._noticed, self._left = misfit, joined, noticed, left
         self.capacities: dict[str, Capacity] = {}
-        self.refused: dict[str, str] = {}
+        self._refusals = Refusals()
         self._known: set[str] = set()
         self._names: dict[str, str] = {}
+        self._joining: set[str] = set()
+        self._refused: set[str] = set()
+        self._labels: dict[str, str] = {}
+        self._asking = asyncio.Lock()
         self._restarting: set[str] = set()
         self._alone_since = time.monotonic()
 
@@ -93,24 +101,30 @@ class Membership:
             self.check_idle(count, idle_seconds)
             await asyncio.sleep(MEMBERSHIP_POLL_SECONDS)
 
-    def check_idle(self, count: int, idle_seconds: float) -> None:
-        """Raise RunError if there has been no worker for `idle_seconds`."""
+    def check_idle(self, count: int, idle_seconds: float, misfits: Sequence[str] = ()) -> None:
+        """Raise RunError if no worker has been of use for `idle_seconds`.
+
+        Args:
+            count: The number of workers that the job asks for.
+            idle_seconds: How long to wait.
+            misfits: Why those that are here are of no use; none if one is.
+        """
         now = time.monotonic()
-        self._alone_since = now if self.capacities else self._alone_since
+        self._alone_since = now if self.capacities and not misfits else self._alone_since
         if now - self._alone_since > idle_seconds:
+            waited = "; ".join((self.missing_text(count), *misfits))
             raise RunError(
-                f"no worker could be used for {idle_seconds:.0f} s (nodes.idle_duration); waited "
-                f"{self.missing_text(count)}; fix that and add --resume if the run has begun"
+                f"no worker could be used for {idle_seconds:.0f} s (nodes.idle_duration); waited {waited}; "
+                "fix that and add --resume if the run has begun"
             )
 
     def missing_text(self, count: int) -> str:
         """Say how many of `count` workers are here, and why others were refused."""
         text = f"for workers: {len(self.capacities)} of {count} are here"
-        reasons = Counter(self.refused.values())
-        return "; ".join([text, *(f"{n} refused: {reason}" for reason, n in reasons.most_common(MOST_REASONS))])
+        return "; ".join(filter(None, (text, self._refusals.text())))
 
     def name_of(self, address: str) -> str:
-        """Return the name of a worker that has joined, also after it left."""
+        """Return a worker's name, also after it left."""
         return self._names.get(address, address)
 
     def is_restarting(self, address: str) -> bool:
@@ -124,13 +138,7 @@ class Membership:
             case "add-worker":
                 self._spawn(self._admit(address))
             case "remove-worker":
-                if address in self._known and address not in self.capacities:
-                    self._record("joining_failed", worker=address)
-                    self.refused.setdefault(address, ENDED_WHILE_JOINING)
-                self._known.discard(address)
-                self._restarting.discard(address)
-                if self.capacities.pop(address, None):
-                    self._left(address, self._names[address])
+                self._on_removed(address)
             case "at-risk":
                 self._record("worker_at_risk", worker=address)
             case "notice":
@@ -146,49 +154,102 @@ class Membership:
                         self._spawn(self._admit(address))
             await asyncio.sleep(COUNT_SECONDS)
 
+    def _on_removed(self, address: str) -> None:
+        if address in self._known and address not in {*self.capacities, *self._refused}:
+            self._tell_not_joining(address)
+            self._refuse(address, ENDED_WHILE_JOINING, ENDINGS_UNTIL_TOLD)
+        self._known.discard(address)
+        self._refused.discard(address)
+        self._restarting.discard(address)
+        if self.capacities.pop(address, None):
+            self._left(address, self._names[address])
+        self._labels.pop(address, None)
+
     async def _admit(self, address: str) -> None:
-        """Ask a new worker for its capacity, and admit it if it runs the same version."""
+        """Ask a new worker for its capacity, and admit it if it runs the same version and can hold a subnet."""
         if address in self._known:
             return
         self._known.add(address)
-        self._record("worker_joining", worker=address)
         try:
-            await self._check_version(address)
-            described = self._client.submit(tasks.describe, workers=[address], key=f"describe-{address}", pure=False)
-            description = await asyncio.wait_for(described, DESCRIBE_SECONDS)
+            label = await self._label(address)
+            if self._refusals.reason_for(label) != ENDED_WHILE_JOINING:
+                self._joining.add(address)
+                self._record("worker_joining", worker=address)
+            description, capacity = await self._examine(address)
         except RefusedError as refusal:
-            self.refused[address] = str(refusal)
-            self._record("worker_refused", worker=address, reason=str(refusal))
+            if address in self._known:
+                self._refused.add(address)
+                self._joining.discard(address)
+                self._refuse(address, str(refusal))
             return
-        except Exception as error:  # noqa: BLE001 (whatever the error, the worker has not joined)
+        except PASSING as error:
             logger.info("worker %s did not join: %r", address, error)
             if address in self._known:
-                self._record("joining_failed", worker=address)
+                self._tell_not_joining(address)
             self._known.discard(address)  # the next poll tries again, if it is still here
             return
         if address not in self._known:  # it left meanwhile
             return
-        self.refused.pop(address, None)
+        self._joining.discard(address)
+        self._refusals.lift(label)
         if description["restarts"]:
             self._restarting.add(address)
-        self.capacities[address] = Capacity(
+        self.capacities[address] = capacity
+        self._names[address] = description["name"]
+        fields = ("name", "memory_bytes", "device", "steps_per_second", "cohort", "pid")
+        self._record("worker_joined", worker=address, **{field: description[field] for field in fields})
+        self._joined(address)
+
+    async def _label(self, address: str) -> str:
+        """Return what a person knows a worker by: the name that it was given, else its host."""
+        async with self._asking:  # whoever asked before this one may have been told of it, too
+            if address not in self._labels:
+                workers = (await self._client.scheduler.identity())["workers"]
+                names = {at: str(worker["name"]) for at, worker in workers.items()}
+                self._labels |= {at: machine_of(at) if name == at else name for at, name in names.items()}
+        return self._labels.setdefault(address, machine_of(address))
+
+    async def _examine(self, address: str) -> tuple[dict[str, Any], Capacity]:
+        """Return what a worker says of itself, and its capacity.
+
+        Raises:
+            RefusedError: It cannot be used.
+        """
+        try:
+            versions = await self._client.run(version, workers=[address], on_error="return")
+            theirs = versions.get(address, TimeoutError("it has left"))
+            if isinstance(theirs, Exception):
+                raise theirs
+            if theirs != version():
+                raise RefusedError(f"it runs idletrain {theirs} and the head {version()}; install one version on both")
+            described = self._client.submit(tasks.describe, workers=[address], key=f"describe-{address}", pure=False)
+            description = await asyncio.wait_for(described, DESCRIBE_SECONDS)
+        except (RefusedError, *PASSING):
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is, the worker would fail so again)
+            if "ModuleNotFoundError" in repr(error):  # by Dask as the text of another exception, at times
+                advice = f"it lacks a module ({error}); install idletrain {version()} with all it needs"
+            else:
+                advice = f"its first task failed ({error!r}); fix that and start it again"
+            raise RefusedError(advice) from None
+        capacity = Capacity(
             description["memory_bytes"],
             description["steps_per_second"],
             description["leases"],
             streams=description["device"] == "cpu",
             cohort=description["cohort"],
         )
-        self._names[address] = description["name"]
-        fields = ("name", "memory_bytes", "device", "steps_per_second", "cohort", "pid")
-        self._record("worker_joined", worker=address, **{field: description[field] for field in fields})
-        self._joined(address)
+        if misfit := await asyncio.to_thread(self._misfit, capacity):
+            raise RefusedError(misfit)
+        return description, capacity
 
-    async def _check_version(self, address: str) -> None:
-        versions = await self._client.run(version, workers=[address], on_error="return")
-        theirs = versions.get(address)
-        if isinstance(theirs, OSError):
-            raise theirs
-        if isinstance(theirs, Exception) or theirs != version():
-            raise RefusedError(
-                f"worker {address} runs idletrain {theirs} and the head {version()}; install one version on both"
-            )
+    def _refuse(self, address: str, reason: str, told_after: int = 1) -> None:
+        """Keep why a worker cannot be used, and record it the first time, or the given one in a row."""
+        label = self._labels.get(address, machine_of(address))
+        if self._refusals.add(label, reason) == told_after:
+            self._record("worker_refused", worker=address, reason=f"{label}: {reason}")
+
+    def _tell_not_joining(self, address: str) -> None:
+        if address in self._joining:
+            self._joining.discard(address)
+            self._record("joining_failed", worker=address)

@@ -107,8 +107,16 @@ class SubnetSizing:
         )
         return tuple(needs), exclusive
 
+    def misfit(self, capacity: Capacity) -> str | None:
+        """Say why a worker is too small for any subnet, also out of core; None if it is not."""
+        need, has = self._narrowest_bytes, capacity.memory_bytes
+        if has < need and self._program.out_of_core != "never":
+            share = 1 / min(self._program.layout.sizes, default=1)
+            need = min(need, self._out_of_core.least_bytes(share, streams=capacity.streams))
+        return f"it has {has >> 20} MiB free and the narrowest subnet needs {need >> 20}" if has < need else None
+
     def misfits(self, state: RoundState) -> Iterator[str]:
-        """Say which subnets wait because no worker is large enough, and which workers are too small for any."""
+        """Say which subnets wait because no worker is large enough, or too few are there to take them together."""
         capacities = self.capacities()
         if not capacities:
             return
@@ -120,16 +128,6 @@ class SubnetSizing:
                 here += f", {len(alike)} alike" if len(alike) < len(capacities) else ""
                 yield f"{len(state.subnets)} subnets in lockstep need a worker each, whose machines are alike; {here}"
             capacities = alike
-        for address, capacity in capacities.items():
-            if capacity.memory_bytes < self._narrowest_bytes:
-                # A subnet that is trained out of core may need less than the narrowest in core.
-                needs = min([self._narrowest_bytes, *(subnet.need_bytes for subnet in state.subnets)])
-                has = capacity.memory_bytes
-                if has < needs:
-                    yield (
-                        f"{address} has {has >> 20} MiB free and the narrowest subnet needs {needs >> 20}: "
-                        "it gets no work"
-                    )
         largest = max((capacity.memory_bytes for capacity in capacities.values()), default=0)
         for k in state.subnets.waiting:
             need = state.subnets[k].need_bytes

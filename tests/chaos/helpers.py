@@ -92,7 +92,14 @@ class Control:
 
 
 def job_tree(
-    to: Path, *, rounds: int = 4, subnets: int = 2, local_steps: int = 20, nodes: int = 2, **sections: Mapping[str, Any]
+    to: Path,
+    *,
+    rounds: int = 4,
+    subnets: int = 2,
+    local_steps: int = 20,
+    nodes: int = 2,
+    idle_seconds: int = 600,
+    **sections: Mapping[str, Any],
 ) -> dict[str, Any]:
     """A job as plain values: digits, an MLP of three layers, and a loss that can be slowed."""
     tree: dict[str, Any] = {
@@ -108,7 +115,7 @@ def job_tree(
             "loss": f"{steered.__name__}:loss",
             "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
         },
-        "nodes": {"count": nodes, "memory": "1GiB"},
+        "nodes": {"count": nodes, "memory": "1GiB", "idle_duration": f"{idle_seconds}s"},
         "preemption": {"progress_every": "50ms"},
         "checkpoint": {"to": str(to), "every": "1h"},
     }

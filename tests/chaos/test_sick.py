@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-import yaml
 
 from . import steered
-from .helpers import Cluster, Control, Event, Process, Run, runs, until
+from .helpers import Cluster, Control, Process, Run, runs, until
 
 LOSS = f"{steered.__name__}:faulty_loss"
 TRAINING = {"loss": LOSS}
@@ -54,6 +53,34 @@ def test_one_worker_that_computes_nan_or_fails_does_not_end_the_run(
     faults = [e for e in run.events("lost") if e["worker"] == at and e["cause"] in ("refused", "error")]
     assert len(faults) == 2, "the sick worker was tried twice, no more"
     assert sick_of(run) == [("w0", "faults")]
+
+
+@pytest.mark.parametrize("nanny", [True, False], ids=["restarted", "gone"])
+def test_one_worker_that_ends_in_its_subnets_does_not_end_the_run(
+    nanny: bool, make_run: Callable[..., Run], control: Control, cluster: Cluster, undisturbed: Callable[..., list[str]]
+) -> None:
+    """A nanny brings it back, under another address, to end again."""
+    run = make_run(subnets=3, nodes=3, rounds=6, training=TRAINING)
+    if nanny:
+        cluster.dask_worker("--name", "w0", "--nanny")
+    else:
+        cluster.idletrain_worker("--name", "w0")
+    for n in (1, 2):
+        cluster.idletrain_worker("--name", f"w{n}")
+    (control.path / "exit-w0").touch()
+    (control.path / "slow-all").write_text("0.2")  # rounds last until it is back
+    head = run.launch("--scheduler", cluster.address)
+    run.wait("its ends", "worker_left", lambda e: e["cause"] == "kill", count=4 if nanny else 1)
+    (control.path / "slow-all").unlink()
+    assert head.exit_code() == 0, head.text
+    run.check(undisturbed(subnets=3))
+    left = [e["name"] for e in run.events("worker_left") if e["cause"] == "kill"]
+    assert set(left) == {"w0"}
+    lost = {e["worker"] for e in run.events("lost") if e["cause"] == "kill"}
+    sick = {e["worker"] for e in run.events("worker_joined") if e["name"] == "w0"}
+    assert lost == sick & lost
+    assert lost, "it never held a subnet"
+    assert not [e for e in run.events("staged") if e["worker"] in sick]
 
 
 def test_a_network_that_diverges_ends_the_run_after_a_second_opinion(
@@ -203,25 +230,3 @@ def test_a_module_that_ends_its_process_stops_the_run_with_the_worker_s_last_wor
     end = run.events("run_ended")[-1]
     assert end["status"] == "failed"
     assert "about to die of step 3" in end["reason"]
-
-
-def test_a_refused_worker_is_named_in_the_waiting_line_and_the_run_ends_when_idle(
-    make_run: Callable[..., Run], cluster: Cluster
-) -> None:
-    from .test_workers import OTHER_VERSION, STOCK
-
-    run = make_run()
-    run.tree["nodes"]["idle_duration"] = "15s"
-    run.file.write_text(yaml.safe_dump(run.tree))
-    stock = run.scratch / "stock.py"
-    stock.write_text(OTHER_VERSION.format(arguments=[], start=STOCK))
-    cluster.script(stock)
-    head = run.launch("--scheduler", cluster.address)
-
-    def told(event: Event) -> bool:
-        return "0 of 2 are here; 1 refused: worker" in event["reason"] and "0.0.9" in event["reason"]
-
-    run.wait("the reason", "waiting", told)
-    assert head.exit_code(60) == 1
-    assert "no worker could be used for 15 s" in head.text
-    assert until("the end's record", lambda: run.events("run_ended"))[-1]["status"] == "failed"

@@ -40,17 +40,20 @@ def test_a_worker_with_little_memory_gets_a_narrow_subnet(
 ) -> None:
     """And one that holds not even the narrowest gets none, which is reported."""
     wide = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 6000, 6000, 10]}}
-    run = make_run(rounds=2, local_steps=2, nodes=3, model=wide)
+    run = make_run(rounds=2, local_steps=2, model=wide)
     roomy = psutil.Process(cluster.idletrain_worker("--memory", "4GiB", "--name", "roomy").pid)
     until("the first worker's imports", lambda: roomy.memory_info().rss > IMPORTED and roomy.net_connections())
     own = roomy.memory_info().rss
     cluster.idletrain_worker("--memory", str(own + (96 << 20)), "--name", "small")
     cluster.idletrain_worker("--memory", str(own // 2), "--name", "tiny")
-    head = run.launch("--scheduler", cluster.address, "--nodes", "3")
+    control.hold()
+    head = run.launch("--scheduler", cluster.address)
+    refused = run.wait("the refusal", "worker_refused")
+    control.release()
     assert head.exit_code() == 0, head.text
     run.check(None)
     wider, narrower = (spec["share"] for spec in run.records("epoch")[0]["subnets"])
     assert 0 < narrower < wider / 2
     names = {e["worker"]: e["name"] for e in run.events("worker_joined")}
     assert {(e["subnet"], names[e["worker"]]) for e in run.events("leased")} == {(0, "roomy"), (1, "small")}
-    assert [e for e in run.events("waiting") if "it gets no work" in e["reason"]]
+    assert refused["reason"].startswith("tiny: it has 0 MiB free and the narrowest subnet needs ")
