@@ -545,6 +545,37 @@ def test_lazy_layers_weight_norm_and_statistics_of_one_s_own_are_trained(tmp_pat
     assert accuracy_of(load_run(tmp_path / "odd").module(), test) == pytest.approx(accuracy_of(done.module, test))
 
 
+def test_a_normalisation_of_one_s_own_does_as_well_as_batch_norm(tmp_path: Path) -> None:
+    class Norm(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+            self.register_buffer("mean", torch.zeros(width))
+            self.register_buffer("var", torch.ones(width))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mean, var = self.mean, self.var
+            if self.training:
+                mean, var = x.mean(0), x.var(0)
+                self.mean.mul_(0.9).add_(0.1 * mean.detach())
+                self.var.mul_(0.9).add_(0.1 * var.detach())
+            return (x - mean) * (var + 1e-5).rsqrt() * self.weight + self.bias
+
+    train, test = digits()
+    accuracies = {}
+    for norm in (Norm, nn.BatchNorm1d):
+        torch.manual_seed(0)
+        hidden = (nn.Linear(64, 128), norm(128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
+        done = idletrain.fit(
+            nn.Sequential(*hidden, nn.Linear(128, 10)), train, test, subnets=2, rounds=8, local_steps=30,
+            batch_size=32, workers=2, run_dir=tmp_path, name=norm.__name__.lower(),
+        )  # fmt: skip
+        accuracies[norm] = accuracy_of(done.module, test)
+        assert done.summary["accuracy"] == pytest.approx(accuracies[norm])
+    assert accuracies[nn.BatchNorm1d] > 0.9
+    assert accuracies[Norm] == pytest.approx(accuracies[nn.BatchNorm1d], abs=0.02)
+
+
 def test_fit_stops_early_gives_the_best_network_and_goes_on_with_more_patience(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

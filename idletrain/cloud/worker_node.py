@@ -10,14 +10,17 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from distributed.core import rpc
 
 from idletrain.cloud.account import Announcement, CloudMachine, NoMetadataError
 from idletrain.cloud.machines import TAG
 from idletrain.cloud.workdir import unpack
+from idletrain.cluster.identity import Identity
 from idletrain.cluster.local import LocalFleet
 from idletrain.errors import RunError
 from idletrain.storage import S3Prefix
@@ -57,6 +60,7 @@ async def serve(machine: CloudMachine, memory_bytes: int | None, slots: int | No
     try:
         fleet.start(count)
         await _until_taken(fleet, machine, count)
+        await _send_last_words(fleet.last_words(), scheduler, identity)
     finally:
         await fleet.close()
 
@@ -81,6 +85,17 @@ async def _until_taken(fleet: LocalFleet, machine: CloudMachine, count: int) -> 
             await asyncio.sleep(NODE_POLL_SECONDS)
     finally:
         watcher.cancel()
+
+
+async def _send_last_words(text_by_worker: Mapping[str, str], scheduler: str, identity: Identity) -> None:
+    """Send the head the last lines of logs that end with this machine, and write them to its console."""
+    for name, text in text_by_worker.items():
+        logger.error("worker %s ended by itself; the last lines of its log:\n%s", name, text)
+    arguments = identity.security().get_connection_args("worker")
+    with suppress(OSError):  # the head may have ended, and the workers with it
+        async with rpc(scheduler, connection_args=arguments, timeout=SCHEDULER_CONNECT_SECONDS) as remote:
+            for name, text in text_by_worker.items():
+                await remote.log_event(topic="idletrain", msg={"action": "last-words", "name": name, "text": text})
 
 
 async def _watch(machine: CloudMachine, fleet: LocalFleet, stop: asyncio.Event) -> None:

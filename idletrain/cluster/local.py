@@ -19,6 +19,7 @@ REPLACE_SECONDS = 3.0  # pause before a lost worker is replaced: a spot request 
 FLEET_POLL_SECONDS = 0.2
 QUICK_SECONDS, QUICK_DEATHS = 10.0, 3  # so many short lives in a row are no preemptions
 STOP_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the fleet is stopped: by then all results are stored
+LOG_LINES, LOG_BYTES = 10, 4096  # of the end of a worker's log, that say why it ended
 WORKER_ENVIRONMENT = {
     # One thread a worker: the fleet fills the cores, and bits depend on the number of threads.
     "OMP_NUM_THREADS": "1",
@@ -74,6 +75,11 @@ class LocalFleet:
         """Return how many seconds ago the last worker was started."""
         return time.monotonic() - self._started_at
 
+    def last_words(self) -> dict[str, str]:
+        """Return the last lines of the log of each worker that ended, and not as one that is told to."""
+        failed = [name for name, process in self._processes.items() if process.poll()]
+        return {name: last_lines(self.logs / f"{name}.log") for name in failed}
+
     def pid(self, worker: str) -> int:
         """Return the process id of a worker."""
         return self._processes[worker].pid
@@ -105,6 +111,18 @@ class LocalFleet:
     def _signal(self, ids: Collection[str], number: signal.Signals) -> None:
         for name in self.alive() & frozenset(ids):
             self._processes[name].send_signal(number)
+
+
+def last_lines(log: Path) -> str:
+    """Return the last lines of a worker's log.
+
+    Raises:
+        OSError: It is not on this machine.
+    """
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join(lines or ["(none)"])
 
 
 async def keep_workers(fleet: LocalFleet, count: int, record: Callable[..., None]) -> None:

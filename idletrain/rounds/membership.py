@@ -29,6 +29,7 @@ DESCRIBE_SECONDS = 60.0  # a joiner's first task imports torch, which a cold dis
 REMIND_SECONDS = 10.0
 PASSING = (OSError, CancelledError, KilledWorker)  # errors of the way to a worker, not of what it is
 COUNT_SECONDS = 2.0
+MOST_LAST_WORDS = 16  # more than workers that die before a run ends because of it
 
 
 class Membership:
@@ -45,6 +46,7 @@ class Membership:
 
     Attributes:
         capacities: Memory and speed of each worker that is here and can be used, by address.
+        last_words: The last lines of the log of workers that ended, by name, as their machines sent them.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Membership:
         self._client, self._record, self._spawn = client, record, spawn
         self._misfit, self._joined, self._noticed, self._left = misfit, joined, noticed, left
         self.capacities: dict[str, Capacity] = {}
+        self.last_words: dict[str, str] = {}
         self._refusals = Refusals()
         self._known: set[str] = set()
         self._names: dict[str, str] = {}
@@ -139,6 +142,10 @@ class Membership:
                 self._spawn(self._admit(address))
             case "remove-worker":
                 self._on_removed(address)
+            case "last-words":
+                self.last_words[message["name"]] = message["text"]
+                for oldest in list(self.last_words)[:-MOST_LAST_WORDS]:
+                    del self.last_words[oldest]
             case "at-risk":
                 self._record("worker_at_risk", worker=address)
             case "notice":

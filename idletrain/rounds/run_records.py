@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from idletrain.cluster.local import last_lines
 from idletrain.phases import TrainingPhase
 from idletrain.rounds import protocol
 from idletrain.rounds.membership import Membership
 from idletrain.rounds.run_context import RunContext
 from idletrain.worker.lease_spec import version
-
-LOG_LINES = 10
 
 
 def record_start(run: RunContext, about: Mapping[str, Any]) -> None:
@@ -81,18 +80,24 @@ def failure_reason(run: RunContext, membership: Membership, blame: protocol.Fini
     names = [membership.name_of(worker) for worker in blame.workers]
     if blame.status == "failed":
         return f"{where} fails on {' and '.join(names)}: {failure}; fix that and add --resume"
-    last_lines = last_log_lines(run.directory.run_dir / "logs", names)
     return (
         f"{where} ended the process of every worker that trained it ({', '.join(names)}) before it stored a step: "
-        f"fix the model, the loss or nodes.memory, and add --resume{last_lines}"
+        "fix the model, the loss or nodes.memory, and add --resume; "
+        + last_words(run.directory.run_dir / "logs", names, membership.last_words)
     )
 
 
-def last_log_lines(logs: Path, names: Sequence[str]) -> str:
-    """Return the last lines of the last worker's log, if it is on this machine; else where to find it."""
+def last_words(logs: Path, names: Sequence[str], sent: Mapping[str, str]) -> str:
+    """Return the last lines of the last worker's log that is on this machine, or that its own machine sent.
+
+    Args:
+        logs: The folder of logs on this machine.
+        names: Workers, in the order of their ends.
+        sent: The last lines that machines sent, by worker.
+    """
     for name in reversed(names):
-        path = logs / f"{name}.log"
         with contextlib.suppress(OSError):
-            lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
-            return f"; the last lines of {path}:\n" + "\n".join(lines or ["(none)"])
-    return "; `idletrain logs` shows the last lines of its machine"
+            return f"the last lines of {logs / f'{name}.log'}:\n{last_lines(logs / f'{name}.log')}"
+        if name in sent:
+            return f"the last lines of the log of {name}:\n{sent[name]}"
+    return "the workers' logs are on their own machines"

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -25,6 +26,7 @@ from distributed.core import rpc
 from distributed.security import Security
 
 from idletrain.cluster import certificates, dask_settings
+from idletrain.cluster.identity import Identity
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import LeaseId
 
@@ -36,12 +38,13 @@ PAGES = ("/idletrain", "/idletrain/view.json", "/status", "/metrics", "/info/mai
 def main() -> None:
     asked = json.loads(sys.stdin.readline())
     soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
-    foreign = certificates.issue("other", ("local",), soon)["local"].security()
+    foreign = certificates.issue("other", ("local",), soon)["local"]
+    securities = {"tcp": Security(), "tls": foreign.security(), "blind tls": BlindSecurity.of(foreign)}
     asyncio.run(asyncio.sleep(0))  # all that is imported late is imported now, as the package may not be readable
     dask_settings.lift_file_limit()
     become_nobody()
     done = {
-        **asyncio.run(over_the_network(asked, {"tcp": Security(), "tls": foreign})),
+        **asyncio.run(over_the_network(asked, securities)),
         **on_the_machine(asked),
         **on_the_page(asked),
     }
@@ -61,14 +64,31 @@ def become_nobody() -> None:
     os.setuid(NOBODY)
 
 
+class BlindSecurity(Security):
+    """TLS that takes any server's certificate: the server alone can refuse."""
+
+    @classmethod
+    def of(cls, identity: Identity) -> BlindSecurity:
+        parts = {"cert": identity.cert, "key": identity.key}
+        files = {f"tls_{role}_{part}": text for role in ("client", "worker") for part, text in parts.items()}
+        return cls(tls_ca_file=identity.ca, require_encryption=True, **files)
+
+    def get_connection_args(self, role: str) -> dict[str, Any]:
+        arguments: dict[str, Any] = super().get_connection_args(role)
+        arguments["ssl_context"].verify_mode = ssl.CERT_NONE
+        return arguments
+
+
 async def over_the_network(asked: dict[str, Any], securities: dict[str, Security]) -> dict[str, str]:
+    """Try each kind of connection, by the name that it has in what is told."""
     done = {}
     for scheme, security in securities.items():
         arguments = security.get_connection_args("worker")
+        protocol = scheme.split()[-1]
+        address_of = {name: f"{protocol}://127.0.0.1:{port}" for name, port in asked["ports"].items()}
         for name in ("scheduler", "worker", "store"):
-            address = f"{scheme}://127.0.0.1:{asked['ports'][name]}"
+            address = address_of[name]
             done[f"connect to {name} over {scheme}"] = await tried(lambda a=address, c=arguments: identify(a, c))
-        address_of = {name: f"{scheme}://127.0.0.1:{port}" for name, port in asked["ports"].items()}
         scheduler, worker, store = (address_of[name] for name in ("scheduler", "worker", "store"))
         done[f"submit over {scheme}"] = await tried(lambda a=scheduler, s=security: submit(a, s))
         done[f"end a worker over {scheme}"] = await tried(lambda a=worker, c=arguments: terminate(a, c))
@@ -81,7 +101,16 @@ async def tried(attack: Callable[[], Awaitable[object]]) -> str:
         async with asyncio.timeout(2 * PATIENCE):
             return f"worked: {await attack()}"
     except Exception as error:
-        return f"failed: {type(error).__name__}"
+        return f"failed: {chain(error)}"
+
+
+def chain(error: BaseException | None) -> str:
+    """An error and those that led to it."""
+    errors = []
+    while error:
+        errors.append(f"{type(error).__name__} {error}")
+        error = error.__cause__ or error.__context__
+    return " < ".join(errors)
 
 
 async def identify(address: str, arguments: dict[str, Any]) -> object:

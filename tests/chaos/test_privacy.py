@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -20,12 +22,21 @@ import psutil
 import pytest
 
 from idletrain.cluster import access, handshakes
+from idletrain.cluster.identity import OPTIONS, Identity
 
+from . import intruder as intruder_module
 from .helpers import Control, Process, Run, until
 
 HALF_OPEN = 500  # connections to each port that say nothing
 GROWTH_BYTES = 30 << 20  # that they may cost a process, with what it grows by itself meanwhile
 OWN_CONNECTIONS = 130  # that a process of the run has at most: its peers' and 100 of the page's readers
+REFUSALS = {  # of each attack, by the end of its name or its beginning
+    "over tcp": r"CommClosedError in <TCP \(closed\).*(ConnectionResetError|Stream is closed)",
+    "over tls": "SSLCertVerificationError",  # the stranger's own check
+    "over blind tls": r"CommClosedError in <TLS \(closed\).*(ALERT_UNKNOWN_CA|ConnectionResetError)",
+    **dict.fromkeys(("signal ", "read "), "^failed: PermissionError$"),
+    **dict.fromkeys(("see ", "guess ", "press "), "^failed: 403$"),
+}
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, which only root may")
 
 
@@ -104,12 +115,18 @@ def told(intruder: subprocess.Popen[str]) -> dict[str, Any]:
     return answer
 
 
+def refusal_of(attack: str) -> str:
+    """The pattern of the refusal that an attack has to meet: any other error is a fault of the intruder's."""
+    (pattern,) = [text for part, text in REFUSALS.items() if attack.endswith(part) or attack.startswith(part)]
+    return pattern
+
+
 def resident(pids: dict[str, int]) -> dict[str, int]:
     return {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
 
 
 @needs_root
-def test_another_user_gets_nowhere(
+def test_another_user_gets_nowhere_and_the_owner_does_by_the_same_calls(
     open_folder: Path, make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]
 ) -> None:
     run = make_run(to=open_folder / "runs", rounds=12)
@@ -124,7 +141,7 @@ def test_another_user_gets_nowhere(
     with intruding(asked, control) as intruder:
         done = told(intruder)
         assert len(done) > 30
-        assert {what: how for what, how in done.items() if not how.startswith("failed")} == {}
+        assert {what: how for what, how in done.items() if not re.search(refusal_of(what), how)} == {}
         assert told(intruder) == {"opened": [HALF_OPEN] * 4}
         time.sleep(1)  # all of them are accepted
         during, held = resident(asked["pids"]), {name: connections(pid) for name, pid in asked["pids"].items()}
@@ -134,10 +151,16 @@ def test_another_user_gets_nowhere(
     assert max(grown.values()) < GROWTH_BYTES, grown
     assert max(held.values()) < handshakes.MAX_HANDSHAKES + OWN_CONNECTIONS, held
     assert {what for what, pid in asked["pids"].items() if not psutil.pid_exists(pid)} == set()
+    assert not run.events("worker_left")
+    own = Identity(*((access.folder_of(run.dir) / file).read_text() for file in OPTIONS))
+    owners = asyncio.run(intruder_module.over_the_network(asked, {"tls": own.security()}))
+    del owners["end a worker over tls"]  # which may end before it answers
+    store_answers = "failed: RefusedError pull of subnet 0, round 0: stale-round"  # the run is further on
+    assert {what: how for what, how in owners.items() if not how.startswith(("worked", store_answers))} == {}
+    assert run.wait("the worker's end", "worker_left")["worker"] == asked["worker"]
     control.pace(0)
     assert head.exit_code() == 0, head.text
     run.check(undisturbed())
-    assert not run.events("worker_left")[:-2]
     assert not access.folder_of(run.dir).exists()
 
 

@@ -27,6 +27,7 @@ REPLACEMENTS: tuple[tuple[dict[str, Any], ...], ...] = (
     (DENIED,),  # the spot pools are skipped for a while: an on-demand node comes
     ({"code": "InsufficientInstanceCapacity", "status": 500},),  # so are the others: one node trains on
 )
+DENIED_AT_THE_END, DENIALS = ("DeleteLaunchTemplate", "TerminateInstances"), 99
 REFUSALS = ("503: Service Unavailable", "not what answers", "RequestLimitExceeded", "RequestExpired", "ExpiredToken")
 
 
@@ -39,6 +40,7 @@ class Refused:
     output: str
     events: list[dict[str, Any]]
     unmet_faults: list[Any]
+    denied: dict[str, int]
     markets: list[str]
     left: dict[str, list[Any]]
     job: Job
@@ -63,13 +65,14 @@ def refused(running: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 take_one(run, faults)
             unmet = running.ask("GET", "faults")
             markets = [i.pool.market for i in run.account.instances("refused", RUNNING_STATES) if i.role == "worker"]
-            for action in ("DeleteLaunchTemplate", "TerminateInstances"):
-                running.ask("POST", "fault", action=action, times=99, **DENIED)
+            for action in DENIED_AT_THE_END:
+                running.ask("POST", "fault", action=action, times=DENIALS, **DENIED)
             code = run.process.wait(2 * PATIENCE_SECONDS)
             until("the head's end", lambda: not running.inventory()["processes"])
             left = running.inventory()
+            denied = {fault["action"]: DENIALS - fault["times"] for fault in running.ask("GET", "faults")}
             output = run.output()
-            yield Refused(code, run.last(), output, run.events(), unmet, markets, left, parse_job(tree))
+            yield Refused(code, run.last(), output, run.events(), unmet, denied, markets, left, parse_job(tree))
         finally:
             run.end()
             drain_faults(running)
@@ -123,6 +126,8 @@ def test_the_run_says_what_it_waits_for_in_the_cloud_s_own_words(refused: Refuse
 
 
 def test_a_completed_run_names_what_could_not_be_ended_and_how_to_end_it(refused: Refused) -> None:
+    assert all(refused.denied[action] for action in DENIED_AT_THE_END), refused.denied
+    assert (refused.last["status"], refused.code) == ("completed", 0)
     (template,) = refused.left["launch_templates"]
     assert f"run refused still has {template}" in refused.output
     assert "AWS refuses DeleteLaunchTemplate: UnauthorizedOperation" in refused.output

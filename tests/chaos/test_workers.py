@@ -11,10 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from idletrain.export import load_run
 
-from . import buffered_network, residual_network
+from . import buffered_network, residual_network, spectral_network
 from .helpers import Cluster, Control, Event, Run, await_end, train_alone, until
 
 
@@ -448,3 +449,23 @@ def test_a_killed_worker_s_buffers_go_on_from_its_checkpoint_with_the_same_bits(
     assert int(module.steps) == 3 * 2 * 20  # every step of both subnets in every round, once
     assert float(module.shift[0]) > 0.009
     assert float(module.mean.abs().max()) > 0
+
+
+def test_a_network_with_spectral_norm_is_trained_with_the_same_bits_though_a_worker_is_killed(
+    make_run: Callable[..., Run], control: Control
+) -> None:
+    run = make_run(rounds=4, model={"factory": f"{spectral_network.__name__}:SpectralNetwork", "args": {}})
+    control.pace(0.1)
+    head = run.launch()
+    worker = until("a worker with a checkpoint", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
+    kill(worker)
+    until("an heir", lambda: [event for event in run.events("leased") if event["step"]])
+    control.pace(0)
+    assert head.exit_code() == 0, head.text
+    end = run.check(train_alone(run.job))
+    assert end["rounds"] == 4
+    assert run.causes_of_loss() == {"kill"}
+    module: Any = load_run(run.job.run_dir).module()
+    assert float(torch.linalg.matrix_norm(module.middle.weight, 2).detach()) == pytest.approx(1, abs=0.05)
+    accuracies = [event["accuracy"] for event in run.events("evaluated")]
+    assert accuracies[-1] > 0.8

@@ -65,6 +65,25 @@ def test_nodes_that_end_as_soon_as_they_start_are_reported_once_with_where_to_lo
     assert reasons == [f"for workers: they end as soon as they start; {tmp_path}/logs says why"]
 
 
+def test_who_ended_by_itself_left_the_last_lines_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    talker = tmp_path / "talker"
+    talker.write_text("#!/bin/sh\nfor n in $(seq 2000); do echo line $n; done\nexit 9\n")
+    talker.chmod(0o700)
+
+    async def check() -> None:
+        async with fleet(tmp_path / "logs") as nodes:
+            nodes.start(1)
+            assert nodes.last_words() == {}
+            monkeypatch.setattr(local.sys, "executable", str(talker))
+            (failing,) = nodes.start(1)
+            while failing in nodes.alive():
+                await asyncio.sleep(0.01)
+            last = range(2001 - local.LOG_LINES, 2001)
+            assert nodes.last_words() == {failing: "\n".join(f"line {n}" for n in last)}
+
+    asyncio.run(check())
+
+
 def test_nodes_that_cannot_be_started_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "REPLACE_SECONDS", 0.0)
     reasons: list[str] = []

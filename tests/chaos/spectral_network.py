@@ -1,0 +1,20 @@
+"""A network of which torch's spectral_norm computes a weight, with two vectors that every step moves."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+
+class SpectralNetwork(nn.Module):
+    """An MLP of three layers; the middle one's largest singular value is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 10)
+        self.middle = parametrizations.spectral_norm(nn.Linear(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(functional.relu(self.middle(functional.relu(self.first(x.flatten(1))))))
+        return logits
