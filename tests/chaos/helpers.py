@@ -130,7 +130,7 @@ def train_alone(job: Job) -> list[str]:
     torch.set_num_threads(1)
     try:
         prepared = from_settings(job.model, job.data, job.training)
-        program, training = prepared.program, job.training
+        program, training = prepared.program, prepared.program.training  # with the method that suits the model
         samples = program.source.open()
         order = batch_order(samples, training)
         network = Network.of(program, prepared.network)

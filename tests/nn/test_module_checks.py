@@ -51,11 +51,12 @@ def test_a_lazy_layer_that_the_data_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize(
     "kind", [parametrizations.spectral_norm, parametrizations.orthogonal], ids=lambda k: k.__name__
 )
-def test_a_weight_that_needs_all_of_itself_keeps_its_group_whole_and_says_so(kind: Any) -> None:
-    module = nn.Sequential(kind(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    layout = prepared(module).program.layout
-    assert [group.name for group in layout.groups] == ["2"]
-    assert "0.weight is computed by" in dict(layout.kept_whole)["0"]
+def test_a_weight_that_needs_all_of_itself_keeps_its_inputs_and_outputs_whole_and_says_so(kind: Any) -> None:
+    layers = [nn.Linear(6, 8), kind(nn.Linear(8, 8)), nn.Linear(8, 8), nn.Linear(8, 3)]
+    layout = prepared(nn.Sequential(*(each for layer in layers for each in (layer, nn.ReLU())))).program.layout
+    assert [group.name for group in layout.groups] == ["4"]
+    whole = dict(layout.kept_whole)
+    assert all("2.weight is computed by" in whole[name] for name in ("0", "2"))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -235,7 +235,7 @@ def _candidates(module: nn.Module, traced: Trace) -> list[NeuronKind]:
     for kind, neurons in kinds.items():
         places = [at for at, _ in kind]
         name = _name(module, places, summed)
-        reason = _computed(module, [at for at in places if at not in summed])
+        reason = _computed(module, places)
         reason = reason or next((reasons[neuron] for neuron in neurons if neuron in reasons), "")
         reason = reason or ("it is a single neuron" if len(neurons) == 1 else "")
         labels = {at: _numbers(neurons_at[at], np.sort(neurons)) for at in places}
