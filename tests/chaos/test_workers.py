@@ -466,6 +466,6 @@ def test_a_network_with_spectral_norm_is_trained_with_the_same_bits_though_a_wor
     assert [group for group in run.events("run_started")[0]["groups"] if "first" in group], "no neurons were cut"
     assert run.causes_of_loss() == {"kill"}
     module: Any = load_run(run.job.run_dir).module()
-    assert float(torch.linalg.matrix_norm(module.middle.weight, 2).detach()) == pytest.approx(1, abs=0.05)
+    assert float(torch.linalg.matrix_norm(module.middle.weight, 2).detach()) == pytest.approx(1, abs=0.1)
     accuracies = [event["accuracy"] for event in run.events("evaluated")]
     assert accuracies[-1] > 0.8

@@ -15,7 +15,7 @@ from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.evaluate import assembled
 from idletrain.nn.prepare import prepare
-from idletrain.nn.statistics import estimate_statistics, set_buffers
+from idletrain.nn.statistics import estimate_statistics, set_buffers, turn_singular_vectors
 
 X = np.random.default_rng(0).normal(3, 2, (1024, 4)).astype(np.float32)
 DATA = ArraySource(X, np.zeros(1024))
@@ -36,6 +36,24 @@ class Running(nn.Module):
             self.worst.copy_(torch.maximum(self.worst, x.max()))
             self.book.add_(1)
         return x - self.mean
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["new", "old"])
+def test_singular_vectors_are_those_of_the_assembled_weights(kind: Any) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 64), kind(nn.Linear(64, 64)))
+
+    def norm() -> float:
+        module.eval()(torch.zeros(1, 4))  # the older kind computes its weight in a forward
+        return float(torch.linalg.matrix_norm(module[1].weight.detach(), 2))
+
+    for name, buffer in module.named_buffers():
+        if name.endswith(("_v", "_u")):
+            buffer.copy_(nn.functional.normalize(torch.randn(64), dim=0))
+    assert abs(norm() - 1) > 0.5, "vectors that are none of its own"
+    turn_singular_vectors(module)
+    assert norm() == pytest.approx(1, abs=0.05)
 
 
 def test_statistics_are_those_of_the_whole_network_on_the_training_data() -> None:
