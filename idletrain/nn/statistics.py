@@ -57,9 +57,9 @@ def turn_singular_vectors(module: nn.Module) -> None:
                 if isinstance(part, parametrizations._SpectralNorm) and weight.ndim > 1:
                     part._power_method(part._reshape_weight_to_matrix(weight), POWER_ITERATIONS)
                 weight = part(weight)
-        for hook in layer._forward_pre_hooks.values():
-            for _ in range(POWER_ITERATIONS if isinstance(hook, SpectralNorm) else 0):
-                hook.compute_weight(layer, do_power_iteration=True)
+        hooks: list[Any] = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+        for hook in hooks * POWER_ITERATIONS:
+            hook.compute_weight(layer, do_power_iteration=True)
 
 
 @torch.no_grad()

@@ -454,7 +454,7 @@ def test_a_killed_worker_s_buffers_go_on_from_its_checkpoint_with_the_same_bits(
 def test_a_network_with_spectral_norm_is_trained_with_the_same_bits_though_a_worker_is_killed(
     make_run: Callable[..., Run], control: Control
 ) -> None:
-    run = make_run(rounds=4, model={"factory": f"{spectral_network.__name__}:SpectralNetwork", "args": {}})
+    run = make_run(rounds=8, model={"factory": f"{spectral_network.__name__}:SpectralNetwork", "args": {}})
     control.pace(0.1)
     head = run.launch()
     worker = until("a worker with a checkpoint", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
