@@ -29,6 +29,7 @@ from idletrain.job import Job, TrainingSettings
 from idletrain.job_file import parse_job
 from idletrain.nn import travel
 from idletrain.nn.data.run_files import RunData
+from idletrain.nn.data.seeding import seeded
 from idletrain.nn.ist.groups import to_meta
 from idletrain.nn.lightning import Callbacks, WholeBatches, callbacks_of, is_lightning, optimizer_of, plain, stepping
 from idletrain.nn.optim import from_torch
@@ -286,7 +287,7 @@ def _decide(scheduler: str | None, prepare: Prepare, job: Job) -> tuple[Job, For
             measured = thread.submit(asyncio.run, _measured(scheduler, job)).result()
         if measured is None:
             return job, None
-    with user_code("model or data: a step of training fails (", ")"):
+    with user_code("model or data: a step of training fails (", ")"), seeded(job.training.seed):
         if measured is None:
             fleet = local_figures(job, worker_bytes(job), prepare)
         else:

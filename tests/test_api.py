@@ -7,6 +7,7 @@ import copy
 import functools
 import json
 import os
+import random
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -335,7 +336,10 @@ def test_without_a_method_a_small_network_is_trained_by_local_sgd_and_the_choice
 ) -> None:
     train, _ = digits()
     settings: dict[str, Any] = {"subnets": 2, "local_steps": 5, "rounds": 2, "workers": 1, "run_dir": tmp_path}
-    chosen = idletrain.fit(make_net(), train, name="chosen", **settings)
+    net, states = make_net(), (random.getstate(), str(np.random.get_state()), torch.get_rng_state())
+    chosen = idletrain.fit(net, train, name="chosen", **settings)
+    assert states[:2] == (random.getstate(), str(np.random.get_state()))  # steps are timed, and seeded, in this process
+    assert torch.equal(states[2], torch.get_rng_state())
     assert "trained by local-sgd, as method is not given" in " ".join(capfd.readouterr().err.split())
     assert [event["method"] for event in chosen.records if event["kind"] == "run_started"] == ["local-sgd"]
     assert all("expected" in event for event in chosen.records if event["kind"] == "round_committed")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from idletrain.nn.data.arrays import Samples
+from idletrain.nn.data.seeding import seeded
 from idletrain.nn.local_steps import LocalSteps
 from idletrain.nn.network import Network
 from idletrain.nn.orders import batch_order
@@ -25,7 +26,7 @@ def train_alone(prepared: Prepared) -> Network:
 def train_rounds(
     program: Program, network: Network, samples: Samples, rounds: int, go_on: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Train a network in place, one subnet after another; torch's generator stays as it was.
+    """Train a network in place, one subnet after another; all random generators stay as they were.
 
     Args:
         program: The run's program.
@@ -38,7 +39,7 @@ def train_rounds(
         Whether all rounds were trained.
     """
     order = batch_order(samples, program.training)
-    with torch.random.fork_rng(devices=[]):
+    with seeded(program.training.seed):
         for round_ in range(rounds):
             updates, phase = [], program.training.phase(round_)
             specs = program.specs(phase.equal_shares, phase.copies)
