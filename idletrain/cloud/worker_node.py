@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from distributed.core import rpc
 
 from idletrain.cloud.account import Announcement, CloudMachine, NoMetadataError
 from idletrain.cloud.machines import TAG
@@ -89,6 +88,10 @@ async def _until_taken(fleet: LocalFleet, machine: CloudMachine, count: int) -> 
 
 async def _send_last_words(text_by_worker: Mapping[str, str], scheduler: str, identity: Identity) -> None:
     """Send the head the last lines of logs that end with this machine, and write them to its console."""
+    if not text_by_worker:
+        return
+    from distributed.core import rpc  # with it Dask, which takes a second of a machine's start
+
     for name, text in text_by_worker.items():
         logger.error("worker %s ended by itself; the last lines of its log:\n%s", name, text)
     arguments = identity.security().get_connection_args("worker")

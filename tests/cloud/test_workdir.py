@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from idletrain.cloud import workdir
-from idletrain.errors import JobError
+from idletrain.errors import DamageError, JobError
 from idletrain.storage import S3Prefix
 
 
@@ -111,7 +111,7 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, prefix: S3Prefix) -> Non
         archive.addfile(tarfile.TarInfo("../escaped.py"))
     prefix.put(workdir.WORKDIR_KEY, content.getvalue())
     (tmp_path / "place").mkdir()
-    with pytest.raises(tarfile.OutsideDestinationError):
+    with pytest.raises(DamageError, match=r"is damaged \(OutsideDestinationError"):
         workdir.unpack(prefix, tmp_path / "place")
     assert not (tmp_path / "escaped.py").exists()
 

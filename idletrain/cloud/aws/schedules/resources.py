@@ -135,7 +135,7 @@ def history(account: Account, name: str, job: Job, count: int) -> list[tuple[Exe
         DamageError: an execution's record is not what was written.
     """
     prefix = prefix_of(account, name, job)
-    with explained(), reading(f"a record in {prefix.url}", "take it away"):
+    with reading(f"a record in {prefix.url}", "take it away"), explained():
         stored = [prefix.get(key) for key in prefix.names(EXECUTIONS)[-count:]]
         records = [json.loads(item.content) for item in stored if item]
         return [_outcome(runs_of(account, job), fields) for fields in records]
