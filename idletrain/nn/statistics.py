@@ -51,12 +51,13 @@ def turn_singular_vectors(module: nn.Module) -> None:
     The mean of several subnets' vectors is no singular vector of the mean of their weights.
     """
     for layer in module.modules():
-        if isinstance(layer, parametrize.ParametrizationList):
-            weight = layer.original
+        spectral = parametrizations._SpectralNorm
+        if isinstance(layer, parametrize.ParametrizationList) and any(isinstance(part, spectral) for part in layer):
+            values = [values for name, values in layer.named_parameters(recurse=False) if name.startswith("original")]
             for part in layer:
-                if isinstance(part, parametrizations._SpectralNorm) and weight.ndim > 1:
-                    part._power_method(part._reshape_weight_to_matrix(weight), POWER_ITERATIONS)
-                weight = part(weight)
+                if isinstance(part, spectral) and values[0].ndim > 1:
+                    part._power_method(part._reshape_weight_to_matrix(values[0]), POWER_ITERATIONS)
+                values = [part(*values)]
         hooks: list[Any] = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
         for hook in hooks * POWER_ITERATIONS:
             hook.compute_weight(layer, do_power_iteration=True)

@@ -189,6 +189,8 @@ def parse_program(arguments: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ArgumentParser, "parse_args", parse_args)
         patch.setattr(sys, "argv", [name, *options])
+        for loaded in (name, f"{name}.__main__"):  # by another test; runpy warns of it
+            patch.delitem(sys.modules, loaded, raising=False)
         with pytest.raises(ParsedError) if options else contextlib.nullcontext():
             if options and is_module:
                 runpy.run_module(name, run_name="__main__")

@@ -42,7 +42,8 @@ class Running(nn.Module):
 @pytest.mark.parametrize("kind", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["new", "old"])
 def test_singular_vectors_are_those_of_the_assembled_weights(kind: Any) -> None:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 64), kind(nn.Linear(64, 64)))
+    weight_normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 64))  # with two tensors in place of a weight
+    module = nn.Sequential(weight_normed, kind(nn.Linear(64, 64)))
 
     def norm() -> float:
         module.eval()(torch.zeros(1, 4))  # the older kind computes its weight in a forward
