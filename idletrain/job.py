@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from idletrain.machine_settings import CloudSettings, NodeSettings
 from idletrain.optimizer_settings import MicroBatch, OptimizerSettings, OuterOptimizerSettings
 from idletrain.phases import PhaseSettings, TrainingPhase, in_order, spelled_out
-from idletrain.quantities import Count, Seconds, StrictSettings, parse_bytes
+from idletrain.quantities import parse_bytes
+from idletrain.strict_settings import Count, Seconds, StrictSettings
 
 # Settings of training that are chosen for the fleet when a job leaves them out.
 OPEN_SETTINGS = ("method", "subnets", "local_steps", "exchange")

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from idletrain.quantities import Count, Seconds, StrictSettings, parse_bytes
+from idletrain.quantities import parse_bytes
+from idletrain.strict_settings import Count, Seconds, StrictSettings
 
 NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push the image, and name it there"
 

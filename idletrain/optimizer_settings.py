@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from idletrain.quantities import StrictSettings
+from idletrain.strict_settings import StrictSettings
 
 SCHEDULES = ("constant", "linear", "cosine", "step", "one-cycle")
 WITHOUT_END = ("constant", "step")  # whose factors do not depend on how many steps the run has

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from idletrain.quantities import Count, StrictSettings
+from idletrain.strict_settings import Count, StrictSettings
 
 
 class PhaseSettings(StrictSettings):

@@ -1,24 +1,15 @@
-"""Read settings as a user writes them: counts, durations and sizes (`15s`, `2GiB`); round sizes of memory that vary."""
+"""Read settings as a user writes them: durations and sizes (`15s`, `2GiB`); round sizes of memory that vary."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]  # arrays and random draws count so far
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 MOST_BYTES, MOST_SECONDS = 2**63 - 1, 1000 * 365 * 86400.0  # what files and clocks can count
 STEADY_BITS = 4  # 16 steps of memory from one power of two to the next
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-class StrictSettings(BaseModel):
-    """A section of a job: it refuses fields that it does not have, and numbers that are not finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def parse_seconds(value: Any) -> Any:
@@ -28,9 +19,6 @@ def parse_seconds(value: Any) -> Any:
         ValueError: the text is not a number with one of the units ms, s, m, h, d, or means more than 1000 years.
     """
     return _quantity(value, r"(ms|[smhd]?)", _SECONDS, MOST_SECONDS, "duration such as 15s, 10m or 4h")
-
-
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 
 
 def parse_bytes(value: Any) -> Any:
