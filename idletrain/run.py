@@ -16,7 +16,7 @@ from idletrain.epochs import with_rounds
 from idletrain.errors import DamageError, IdletrainError, JobError, RunError, reading
 from idletrain.job import OPEN_SETTINGS, Job
 from idletrain.nn.data.extreme import SparseFiles
-from idletrain.nn.prepare import Prepared, from_settings
+from idletrain.nn.prepare import Prepared, prepare_job
 from idletrain.observe.dashboard_feed import page_of, publishing
 from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.observe.provenance import provenance
@@ -97,11 +97,6 @@ class Composition:
         options = replace(self.options, sinks=(*self.options.sinks, *sinks))
         options = replace(options, on_start=on_start) if on_start else options
         return await _train(self.job, self.prepared, options)
-
-
-def prepare_job(job: Job) -> Prepared:
-    """Build the network and open the data that a job file names."""
-    return from_settings(job.model, job.data, job.training, job.memory)
 
 
 def compose(

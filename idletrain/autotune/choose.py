@@ -12,18 +12,13 @@ from idletrain.autotune.step_time import one_thread
 from idletrain.errors import JobError
 from idletrain.job import ExchangeSettings, Job, TrainingSettings
 from idletrain.nn.memory import subnet_need
-from idletrain.nn.prepare import Prepared, from_settings
+from idletrain.nn.prepare import Prepared, prepare_job
 from idletrain.nn.program import Program
 from idletrain.observe.record_fields import ROUND_PARTS
 from idletrain.worker import encoding
 
 CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them `exchange`
 Prepare = Callable[[Job], Prepared]
-
-
-def prepare_named(job: Job) -> Prepared:
-    """Build the network and open the data that a job names."""
-    return from_settings(job.model, job.data, job.training, job.memory)
 
 
 def has_forecast(job: Job) -> bool:
@@ -42,7 +37,7 @@ def choose_settings(
     job: Job,
     fleet: FleetFigures,
     report: Callable[[str], None] | None = None,
-    prepare: Prepare = prepare_named,
+    prepare: Prepare = prepare_job,
 ) -> tuple[Job, AutotuneChoice]:
     """Return the job with every open setting filled in, and the choice with its reasons.
 
@@ -111,7 +106,7 @@ class Variant(NamedTuple):
         return forecast.option_key(training.method, training.subnets)
 
 
-def variants(job: Job, nodes: int, memory_bytes: int, prepare: Prepare = prepare_named) -> list[Variant]:
+def variants(job: Job, nodes: int, memory_bytes: int, prepare: Prepare = prepare_job) -> list[Variant]:
     """Return the possible methods and numbers of subnets; whole networks only where they fit, or the job sets them.
 
     Raises:

@@ -137,7 +137,7 @@ def plan(
 
     from idletrain.cli.plan_table import plan_table
     from idletrain.epochs import with_rounds
-    from idletrain.run import prepare_job
+    from idletrain.nn.prepare import prepare_job
 
     written = read_job_file(job, nodes)
     if memory:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from idletrain.errors import JobError, user_code
-from idletrain.job import DataSettings, MemorySettings, ModelSettings, TrainingSettings
+from idletrain.job import DataSettings, Job, MemorySettings, ModelSettings, TrainingSettings
 from idletrain.nn import checks, module_checks, outer, sources
 from idletrain.nn.buffers import traveling_rules
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
@@ -88,6 +88,11 @@ def from_settings(
     if prepared.program.output and hasattr(module, "start_from"):
         module.start_from(prepared.program.source.open())
     return prepared
+
+
+def prepare_job(job: Job) -> Prepared:
+    """Build the network and open the data that a job file names."""
+    return from_settings(job.model, job.data, job.training, job.memory)
 
 
 def prepare(  # noqa: PLR0913 (each is a section of a job, or its part)

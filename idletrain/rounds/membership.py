@@ -209,7 +209,7 @@ class Membership:
 
     async def _label(self, address: str) -> str:
         """Return what a person knows a worker by: the name that it was given, else its host."""
-        async with self._asking:  # whoever asked before this one may have been told of it, too
+        async with self._asking:  # an earlier request may have got it, too
             if address not in self._labels:
                 workers = (await self._client.scheduler.identity())["workers"]
                 names = {at: str(worker["name"]) for at, worker in workers.items()}

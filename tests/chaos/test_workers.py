@@ -432,10 +432,8 @@ def test_no_worker_outlives_its_scheduler(cluster: Cluster) -> None:
         worker.exit_code(60)
 
 
-def test_a_killed_worker_s_buffers_go_on_from_its_checkpoint_with_the_same_bits(
-    make_run: Callable[..., Run], control: Control
-) -> None:
-    run = make_run(rounds=3, model={"factory": f"{buffered_network.__name__}:BufferedNetwork", "args": {}})
+def complete_with_a_kill_after_a_checkpoint(run: Run, control: Control) -> None:
+    """Run to the end; a worker is killed, another one goes on from its checkpoint, and the bits are the same."""
     control.pace(0.1)
     head = run.launch()
     worker = until("a worker with a checkpoint", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
@@ -445,6 +443,13 @@ def test_a_killed_worker_s_buffers_go_on_from_its_checkpoint_with_the_same_bits(
     assert head.exit_code() == 0, head.text
     run.check(train_alone(run.job))
     assert run.causes_of_loss() == {"kill"}
+
+
+def test_a_killed_worker_s_buffers_go_on_from_its_checkpoint_with_the_same_bits(
+    make_run: Callable[..., Run], control: Control
+) -> None:
+    run = make_run(rounds=3, model={"factory": f"{buffered_network.__name__}:BufferedNetwork", "args": {}})
+    complete_with_a_kill_after_a_checkpoint(run, control)
     module: Any = load_run(run.job.run_dir).module()
     assert int(module.steps) == 3 * 2 * 20  # every step of both subnets in every round, once
     assert float(module.shift[0]) > 0.009
@@ -455,16 +460,8 @@ def test_a_network_with_spectral_norm_is_trained_with_the_same_bits_though_a_wor
     make_run: Callable[..., Run], control: Control
 ) -> None:
     run = make_run(rounds=8, model={"factory": f"{spectral_network.__name__}:SpectralNetwork", "args": {}})
-    control.pace(0.1)
-    head = run.launch()
-    worker = until("a worker with a checkpoint", lambda: [p for at, p in run.workers().items() if at in marked(run)])[0]
-    kill(worker)
-    until("an heir", lambda: [event for event in run.events("leased") if event["step"]])
-    control.pace(0)
-    assert head.exit_code() == 0, head.text
-    run.check(train_alone(run.job))
+    complete_with_a_kill_after_a_checkpoint(run, control)
     assert [group for group in run.events("run_started")[0]["groups"] if "first" in group], "no neurons were cut"
-    assert run.causes_of_loss() == {"kill"}
     module: Any = load_run(run.job.run_dir).module()
     assert float(torch.linalg.matrix_norm(module.middle.weight, 2).detach()) == pytest.approx(1, abs=0.1)
     accuracies = [event["accuracy"] for event in run.events("evaluated")]
