@@ -33,7 +33,7 @@ OWN_CONNECTIONS = 130  # that a process of the run has at most: its peers' and 1
 REFUSALS = {  # of each attack, by the end of its name or its beginning
     "over tcp": r"CommClosedError in <TCP \(closed\).*(ConnectionResetError|Stream is closed)",
     "over tls": "SSLCertVerificationError",  # the stranger's own check
-    "over blind tls": r"CommClosedError in <TLS \(closed\).*(ALERT_UNKNOWN_CA|ConnectionResetError)",
+    "over blind tls": r"CommClosedError in <TLS \(closed\).*(ALERT_UNKNOWN_CA|ConnectionResetError|SSLEOFError)",
     **dict.fromkeys(("signal ", "read "), "^failed: PermissionError$"),
     **dict.fromkeys(("see ", "guess ", "press "), "^failed: 403$"),
 }
