@@ -64,7 +64,6 @@ ELSEWHERE = {
     "providers/protocol.py": "providers/test_table.py",
     "providers/scheduler.py": "test_run.py",
     "rounds/durable/history.py": "rounds/durable/test_recovery.py",
-    "worker/attempt.py": "chaos",  # and worker/test_out_of_core.py
     "worker/transfers.py": "chaos",
     "worker/process.py": "chaos",  # a process that is warned and killed
     "rounds/membership.py": "chaos",

@@ -37,7 +37,6 @@ RESEND_PAUSE_SECONDS = 0.5
 PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s
 DATAGRAM_BYTES = 1 << 13  # a smaller payload travels in the call itself
 PARTS_AT_ONCE = 2  # so that the link is not idle while the store answers
-ALIGNMENT_BYTES = 64  # of memory that torch allocates on a CPU
 STORE_CONNECT_SECONDS = 5.0  # workers of a dead head must not wait Dask's 30 s a try: the next head needs them
 
 
@@ -68,7 +67,7 @@ class StoreClient:
     async def pull(
         self, lease: LeaseId, start: int = 0, stop: int | None = None, *, at: int | None = None
     ) -> tuple[int, Tensor]:
-        """Return the step to continue from, and the subnet's flat buffer or a part of it, writable and aligned.
+        """Return the step to continue from, and the subnet's flat buffer or a part of it, writable.
 
         Args:
             lease: The lease of the subnet.
@@ -91,15 +90,14 @@ class StoreClient:
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
         if session is None or transfer_id is None:
-            return answer["step"], aligned(torch.from_numpy(answer["flat"]))
+            return answer["step"], torch.from_numpy(answer["flat"])
         try:
             content = await session.receive(transfer_id, answer["size"])
         except PeerSilentError as silence:
             await self._fall_back_to_tcp(silence)
             return await self.pull(lease, start, stop, at=at)
         dtype = torch.uint8 if answer["coded"] else torch.float32
-        values = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
-        return answer["step"], aligned(values)
+        return answer["step"], torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
 
     @property
     def transport(self) -> str:
@@ -303,11 +301,3 @@ def _link() -> Iterator[None]:
         yield
     except OSError as error:
         raise ConnectionError(f"the parameter store: {error}") from error
-
-
-def aligned(values: Tensor) -> Tensor:
-    """Return a tensor that begins where torch begins its own: itself, or a copy.
-
-    Products of a matrix and a vector, and dot products, round by where their values begin in memory.
-    """
-    return values if values.data_ptr() % ALIGNMENT_BYTES == 0 else values.clone()

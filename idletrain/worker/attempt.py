@@ -26,6 +26,7 @@ from idletrain.worker.lease_spec import LeaseSpec
 from idletrain.worker.node import Loaded, WorkerNode, device_for
 from idletrain.worker.transfers import Progress, Transfers
 
+ALIGNMENT_BYTES = 64  # of memory that torch allocates on a CPU
 LOSS_STEPS = 10  # whose mean loss is reported: the last ones, as the network then stands
 
 
@@ -180,7 +181,7 @@ class Attempt:
 
         lease, initial = self._spec.lease, self._flat
         if self.steps and label_shards.keeps_tables(loaded.program):
-            _, initial = self._transfers.call(self._run.client.pull(lease, at=0))
+            initial = aligned(self._transfers.call(self._run.client.pull(lease, at=0))[1])
         place = label_shards.ShardPlace(lease.round, lease.subnet)
         return label_shards.open_output(loaded.program, work.module, subnet, loaded.samples, initial, place)
 
@@ -198,9 +199,17 @@ class Attempt:
 
 
 def all_slots(pulled: Tensor, size: int) -> Tensor:
-    """Extend a pulled buffer to `size` values: optimizer state that is not pulled starts at zero."""
+    """Return an aligned buffer of `size` values that begins with a pulled one: the rest, state not pulled, is zero."""
     if len(pulled) == size:
-        return pulled
+        return aligned(pulled)
     flat = torch.zeros(size)
     flat[: len(pulled)] = pulled
     return flat
+
+
+def aligned(values: Tensor) -> Tensor:
+    """Return a tensor that begins where torch begins its own: itself, or a copy.
+
+    Products of a matrix and a vector, and dot products, round by where their values begin in memory.
+    """
+    return values if values.data_ptr() % ALIGNMENT_BYTES == 0 else values.clone()
