@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from idletrain.autotune import step_time
 from idletrain.autotune.choose import Prepare, variants
 from idletrain.autotune.forecast import FleetFigures
@@ -13,6 +15,7 @@ from idletrain.job import Job
 PULL_BYTES_PER_SECOND, PUSH_BYTES_PER_SECOND = 1.2e9, 0.95e9
 CALL_SECONDS = 0.005
 COMMIT_BYTES_PER_SECOND = 0.5e9
+WORKER_BYTES = 291_000_000  # of a worker before its first subnet (benchmarks/results/memory.json)
 
 
 def local_figures(job: Job, memory_bytes: int, prepare: Prepare) -> FleetFigures:
@@ -20,16 +23,22 @@ def local_figures(job: Job, memory_bytes: int, prepare: Prepare) -> FleetFigures
 
     Args:
         job: The job.
-        memory_bytes: Memory of each worker.
+        memory_bytes: Memory of each worker, of which its own process takes a part (on a GPU none).
         prepare: Builds the network and opens the data of a job with other settings.
 
     Raises:
         JobError: The job's settings contradict each other in every way that it leaves open.
     """
     nodes, rates = job.nodes.count, (PULL_BYTES_PER_SECOND, PUSH_BYTES_PER_SECOND)
-    seconds = steps_here(job, memory_bytes, prepare)
-    alone = FleetFigures(nodes, *rates, *rates, CALL_SECONDS, COMMIT_BYTES_PER_SECOND, memory_bytes, seconds)
-    return alone.sharing_cores(max(1.0, nodes / len(os.sched_getaffinity(0))))
+    free = memory_bytes if torch.cuda.is_available() else max(1, memory_bytes - WORKER_BYTES)
+    seconds = steps_here(job, free, prepare)
+    alone = FleetFigures(nodes, *rates, *rates, CALL_SECONDS, COMMIT_BYTES_PER_SECOND, free, seconds)
+    return alone.sharing_cores(max(1.0, nodes / _processors()))
+
+
+def _processors() -> int:
+    """Return how many workers compute at once: a GPU is shared by all, cores by as many as exceed their number."""
+    return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
 
 
 @step_time.one_thread()

@@ -74,7 +74,7 @@ def typical(program: Program) -> Subnet:
 def step_seconds(prepared: Prepared, subnet: Subnet, number: int, round_: int = 0) -> float:
     """Return the seconds of one local step of a round's subnet on this machine."""
     program = prepared.program
-    flat = torch.zeros(program.buffer_size(subnet, persistent=False))
+    flat = torch.zeros(program.buffer_size(subnet, persistent=False), device=device_for(program))
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
     return StepProbe(program, subnet, flat, number, round_).pace(MEASURED_STEPS, MEASURED_SECONDS)
 

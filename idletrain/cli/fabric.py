@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.errors import JobError, RefusedError, RunError
+from idletrain.errors import JobError, RefusedError, RunError, user_code
 
 if TYPE_CHECKING:  # each command imports what it needs, so that `idletrain --help` stays quick
     from distributed import Client
@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # each command imports what it needs, so that `idletrain --he
 
 app = typer.Typer()
 LOCAL_NODES = 4  # at most the number of cores, at least two
-MAX_PROBED = 8  # local workers that are measured: with more, each gets too little of the machine
 UNTIMED = {
     "rounds",
     "epochs",
@@ -106,45 +105,48 @@ def confirm_settings(
     """Choose the settings that the job leaves open for its fleet; report them with the reasons.
 
     A fleet is measured once a day for the same network and data, and only if there is something to choose or `always`
-    is given. A fleet that is busy is not disturbed: then the job keeps its default settings. What methods teach is
-    tried for a run, and not with `always`, for a plan.
+    is given; workers on this machine are not started for that. A cluster that is busy is not disturbed: then the job
+    keeps its default settings. What methods teach is tried for a run, and not with `always`, for a plan.
     """
     from idletrain.autotune import choose, probe
     from idletrain.nn.data.arrays import CACHE
 
     if not choose.has_forecast(job):
         return job, None
-    folder, now, count = CACHE / "fabric", time.time(), min(job.nodes.count, MAX_PROBED)
+    folder, now = CACHE / "fabric", time.time()
     here = (platform.node(), len(os.sched_getaffinity(0)), job.nodes.count, job.nodes.memory)
     fleet_id = asyncio.run(_workers_of(scheduler)) if scheduler else here
     training = job.training.model_dump(exclude=UNTIMED, exclude_unset=True)
     key = probe.fleet_key(*fleet_id, job.model, job.data, job.memory, training)
     fleet = probe.load_figures(folder, key, now)
     if fleet is None and (always or choose.leaves_open(job)):
-        report("measuring the fleet for some seconds")
-        fleet, why = _try_probe(scheduler, count, job)
-        if fleet is None:
-            report(f"{why}: the job runs with its default settings")
+        if scheduler:
+            report("measuring the fleet for some seconds")
+            fleet, why = _try_probe(scheduler, job)
+            if fleet is None:
+                report(f"{why}: the job runs with its default settings")
         else:
+            report("timing the job's steps on this machine for some seconds")
+            fleet = _here(job)
+        if fleet:
             probe.save_figures(folder, key, fleet, now)
     if fleet is None:
         return job, None
-    fleet = fleet if scheduler else fleet.sharing_cores(_processes_per_node(job.nodes.count, count))
     job, choice = choose.choose_settings(job, fleet, None if always else report)
     for line in choose.choice_lines(choice):
         report(line)
     return job, choice
 
 
-def _processes_per_node(nodes: int, measured: int) -> float:
-    """Return how much longer a local step takes with `nodes` workers than with the `measured` ones.
+def _here(job: Job) -> FleetFigures:
+    """Return the figures of workers on this machine."""
+    from idletrain.autotune.local_fleet import local_figures
+    from idletrain.nn.data.seeding import seeded
+    from idletrain.nn.prepare import prepare_job
+    from idletrain.providers.local import worker_bytes
 
-    A GPU is shared by all workers, cores only by as many as exceed their number.
-    """
-    import torch
-
-    cores = 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
-    return max(nodes, cores) / max(measured, cores)
+    with user_code("model or data: a step of training fails (", ")"), seeded(job.training.seed):
+        return local_figures(job, worker_bytes(job), prepare_job)
 
 
 async def _workers_of(scheduler: str) -> list[str]:
@@ -155,27 +157,23 @@ async def _workers_of(scheduler: str) -> list[str]:
     return [scheduler, *sorted(str(worker["host"]) for worker in identity["workers"].values())]
 
 
-def _try_probe(scheduler: str | None, count: int, job: Job) -> tuple[FleetFigures | None, str]:
-    """Measure a fleet; return None and the reason if that fails: the launch handles missing workers itself."""
+def _try_probe(scheduler: str, job: Job) -> tuple[FleetFigures | None, str]:
+    """Measure a cluster; return None and the reason if that fails: the launch handles missing workers itself."""
     try:
-        return asyncio.run(_probe(scheduler, count, job)), "the fleet is busy"
+        return asyncio.run(_probe(scheduler, job)), "the fleet is busy"
     except (RunError, RefusedError) as error:
         return None, f"the fleet cannot be measured ({error})"
 
 
-async def _probe(address: str | None, count: int, job: Job) -> FleetFigures | None:
+async def _probe(address: str, job: Job) -> FleetFigures | None:
     from idletrain.autotune.probe import probe_fleet
     from idletrain.fabric.measuring import cluster
     from idletrain.fabric.measuring.nodes import occupied
-    from idletrain.providers.local import worker_bytes
     from idletrain.providers.scheduler import check_reachable
 
-    if address:
-        await check_reachable(address)
-    async with (
-        cluster.existing_cluster(address) if address else cluster.local_cluster(count, worker_bytes(job)) as client
-    ):
-        return None if await occupied(client) else await probe_fleet(client, job, None if address else job.nodes.count)
+    await check_reachable(address)
+    async with cluster.existing_cluster(address) as client:
+        return None if await occupied(client) else await probe_fleet(client, job)
 
 
 async def _check_free(client: Client, address: str) -> None:

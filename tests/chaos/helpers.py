@@ -432,7 +432,7 @@ def destroy_all(started: list[Process]) -> None:
 @contextlib.contextmanager
 def tmpfs(at: Path, size: str) -> Iterator[Path]:
     """A small file system of its own."""
-    at.mkdir()
+    at.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], check=True)
     try:
         yield at

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import re
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from idletrain.cluster import access
 from idletrain.storage import has_head
 
+SEEN_SECONDS, CLOCK_SLACK_SECONDS = 30.0, 300.0
+NO_ROOM = re.compile("no room left in|No space left on device")
 HALF_OPEN = 40  # connections to each port, which say nothing
 CLOCK = """
 import os, time
 real = time.time
 def shifted():
     try:
-        return real() + float(os.readlink(os.path.join(os.environ.get("CHAOS_CONTROL", ""), "clock")))
+        return real() + float(os.readlink(%r))
     except OSError:
         return real()
 time.time = shifted
@@ -55,16 +61,23 @@ def sockets(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_socket()]
 
 
-def set_clock(control: Path, seconds: float) -> None:
-    """Shift the wall clock of all processes that look into this directory."""
-    (control / "clock.new").symlink_to(str(seconds))
+def set_clock(control: Path, dice: random.Random) -> float:
+    """Shift the wall clock of all processes that look into this directory; return by how many seconds."""
+    shift = dice.choice((-1, 1)) * dice.uniform(600, 7200)
+    (control / "clock.new").symlink_to(str(shift))
     (control / "clock.new").replace(control / "clock")
+    return shift
+
+
+def has_jumped(events: list[dict[str, Any]], shift: float) -> bool:
+    """Return whether a run's last event was written by a shifted clock."""
+    return bool(events) and abs(events[-1]["t"] - time.time() - shift) < CLOCK_SLACK_SECONDS
 
 
 def own_temporary(folder: Path, control: Path) -> dict[str, str]:
     """Variables of processes that have a directory for temporary files of their own, and a clock that can be set."""
     (folder / "site").mkdir(parents=True)
     (folder / "tmp").mkdir()
-    (folder / "site" / "sitecustomize.py").write_text(CLOCK)
+    (folder / "site" / "sitecustomize.py").write_text(CLOCK % str(control / "clock"))
     path = os.pathsep.join(filter(None, (str(folder / "site"), os.environ.get("PYTHONPATH"))))
     return {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": path, "CHAOS_CONTROL": str(control)}

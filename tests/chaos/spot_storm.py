@@ -21,17 +21,20 @@ from rehearsal import Sandbox
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.machines import RUNNING_STATES
 from idletrain.cloud.worker_node import SCHEDULER_SECONDS
+from idletrain.cluster import dask_scheduler
 from idletrain.job_file import parse_job
 from idletrain.rounds.durable import s3_mirror
 
 from . import leftovers
-from .helpers import PATIENCE_SECONDS, check_log, until
+from .helpers import PATIENCE_SECONDS, check_log, tmpfs, until
 from .spot_run import Launcher, job_tree
+from .test_disk import fill
 
 NAME, ROUNDS = "storm", 40
-FAULTS = 12
+FAULTS, MOST_HEADS = 12, 2
 MOST_SECONDS = 900.0
 NOTICE_SECONDS = 3.0
+DISK, IS_ROOT = "64m", os.geteuid() == 0
 REFUSALS: tuple[dict[str, Any], ...] = (
     {"mode": "empty", "status": 503},
     {"mode": "html", "status": 500},
@@ -62,6 +65,8 @@ class SpotStorm:
         self._context = contextlib.ExitStack()
         own = leftovers.own_temporary(scratch / "own", scratch)
         self._context.enter_context(mock.patch.dict(os.environ, own))
+        # Of all machines; where no small one can be mounted, none is filled.
+        self._disk = self._context.enter_context(tmpfs(scratch / "own" / "tmp", DISK)) if IS_ROOT else None
         self._cloud = Sandbox(scratch / "machines")
         self._context.enter_context(mock.patch.dict(os.environ, self._cloud.environment))
         self._run = Launcher(self._cloud, Account(), spot_tree(), scratch)
@@ -95,6 +100,9 @@ class SpotStorm:
             "spot node's worker killed": lambda: self._signal(signal.SIGKILL),
             "spot node's worker stopped and continued": self._pause,
             "head's machine ended": self._end_head,
+            "head's scheduler killed": self._kill_scheduler,
+            "clock jumped": self._set_clock,
+            **({"disk full": self._fill_disk} if self._disk else {}),
             "half-open connections": self._say_nothing,
         }
 
@@ -157,20 +165,68 @@ class SpotStorm:
         for connection in self._silent:
             connection.close()
 
+    def _head(self) -> str | None:
+        """Return the machine of the head, of which at most two are ended in a run."""
+        heads = [i.id for i in self._run.account.instances(NAME, RUNNING_STATES) if i.role == "head"]
+        ended = self.faults["head's machine ended"] + self.faults["head's scheduler killed"]
+        return heads[0] if heads and ended < MOST_HEADS else None
+
     def _end_head(self) -> bool:
-        """End the machine of the head, at most once a run, and go on from what it left."""
-        heads = [i for i in self._run.account.instances(NAME, RUNNING_STATES) if i.role == "head"]
-        if not heads or self.faults["head's machine ended"]:
+        """End the machine of the head, and go on from what it left."""
+        if (head := self._head()) is None:
             return False
-        self._run.account.terminate([head.id for head in heads])
+        self._run.account.terminate([head])
+        self._go_on()
+        return True
+
+    def _kill_scheduler(self) -> bool:
+        """Kill the scheduler's process on the head, after which the head gives up, and go on from what it left."""
+        pids = self._cloud.pids(head) if (head := self._head()) else []
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if dask_scheduler.__name__ in psutil.Process(pid).cmdline():
+                    os.kill(pid, signal.SIGKILL)
+                    self._go_on()
+                    return True
+        return False
+
+    def _go_on(self) -> None:
         until("the launcher's end", lambda: self._run.process.poll() is not None)
         # A node that has just booted waits for its head to boot, too.
         seconds = SCHEDULER_SECONDS + PATIENCE_SECONDS
         until("the nodes' own end", lambda: not self._cloud.inventory()["processes"], seconds)
         self._run.end()
+        starts = len(self._run.events("run_started"))
         self._run = Launcher(self._cloud, self._run.account, spot_tree(), self._scratch, "--resume")
-        self._run.until("a round", lambda: self._run.events("run_started")[1:])
-        return True
+        self._run.until("a round", lambda: self._run.events("run_started")[starts:])
+
+    def _set_clock(self) -> bool:
+        """Shift the wall clock of all machines, until the next time."""
+        shift = leftovers.set_clock(self._scratch, self._dice)
+        return self._seen(lambda: leftovers.has_jumped(self._run.events(), shift))
+
+    def _fill_disk(self) -> bool:
+        """Take all room of the machines while they train, until the head says that it waits for some."""
+        if self._disk is None or self._node() is None:
+            return False
+        before = self._room_missed()
+        ballast = fill(self._disk)
+        try:
+            return self._seen(lambda: self._room_missed() > before)
+        finally:
+            ballast.unlink()
+
+    def _room_missed(self) -> int:
+        return sum(len(leftovers.NO_ROOM.findall(log.read_text())) for log in self._cloud.logs.iterdir())
+
+    def _seen(self, condition: Callable[[], bool]) -> bool:
+        """Return whether something happens before the launcher ends, or soon."""
+        ends_at = time.monotonic() + leftovers.SEEN_SECONDS
+        while self._run.process.poll() is None and time.monotonic() < ends_at:
+            if condition():
+                return True
+            time.sleep(0.2)
+        return condition()
 
     def _check(self, code: int) -> None:
         assert code == 0, f"after {dict(self.faults)}:\n{self._run.output()}"

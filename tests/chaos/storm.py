@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -43,9 +42,7 @@ STEP_SECONDS = 0.03  # so that faults hit subnets in the middle
 FAULTS_A_RUN = 16
 MOST_RUN_SECONDS = 240.0
 MINUTES, FAULTS_WANTED = 60.0, 300
-SEEN_SECONDS, CLOCK_SLACK_SECONDS = 30.0, 300.0
 DISK, IS_ROOT = "16m", os.geteuid() == 0
-NO_ROOM = re.compile("no room left in|No space left on device")
 A_BUG = "a bug, not your fault"
 
 
@@ -215,29 +212,23 @@ class Storm:
 
     def _set_clock(self, head: Process) -> bool:
         """Shift the wall clock of all processes of the run, until the next time."""
-        shift = self._dice.choice((-1, 1)) * self._dice.uniform(600, 7200)
-        leftovers.set_clock(self._control.path, shift)
-
-        def jumped() -> bool:
-            events = self._run.events()
-            return bool(events) and abs(events[-1]["t"] - time.time() - shift) < CLOCK_SLACK_SECONDS
-
-        return self._seen(head, jumped)
+        shift = leftovers.set_clock(self._control.path, self._dice)
+        return self._seen(head, lambda: leftovers.has_jumped(self._run.events(), shift))
 
     def _fill_disk(self, head: Process) -> bool:
         """Take all room while workers train, until the head says that it waits for some."""
         if not (self._disk and self._victims()):
             return False
-        told = len(NO_ROOM.findall(head.text))
+        told = len(leftovers.NO_ROOM.findall(head.text))
         ballast = fill(self._disk)
         try:
-            return self._seen(head, lambda: len(NO_ROOM.findall(head.text)) > told)
+            return self._seen(head, lambda: len(leftovers.NO_ROOM.findall(head.text)) > told)
         finally:
             ballast.unlink()
 
     def _seen(self, head: Process, condition: Callable[[], bool]) -> bool:
         """Return whether something happens before the head ends, or soon."""
-        ends_at = time.monotonic() + SEEN_SECONDS
+        ends_at = time.monotonic() + leftovers.SEEN_SECONDS
         while head.running and time.monotonic() < ends_at:
             if condition():
                 return True

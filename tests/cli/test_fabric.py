@@ -8,8 +8,10 @@ import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 from distributed import Client
 
 from idletrain.autotune.forecast import FleetFigures
@@ -17,7 +19,7 @@ from idletrain.cli import fabric
 from idletrain.cli import main as cli
 from idletrain.cluster import dask_scheduler
 from idletrain.cluster.local import LocalFleet
-from idletrain.errors import RunError
+from idletrain.errors import JobError, RunError
 from idletrain.fabric.analysis.samples import Fabric, Point
 from idletrain.fabric.measuring import cluster
 from idletrain.fabric.measuring.nodes import occupied
@@ -121,16 +123,14 @@ def job(**training: object) -> Job:
 FLEET = FleetFigures(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1e9, 1 << 30)
 
 
-def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_launch_times_steps_only_if_there_is_something_to_choose_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    async def look(_address: str | None, count: int, _job: Job) -> FleetFigures:
-        calls.append(count)
+    def look(job: Job) -> FleetFigures:
+        calls.append(job.nodes.count)
         return FLEET
 
-    monkeypatch.setattr(fabric, "_probe", look)
+    monkeypatch.setattr(fabric, "_here", look)
     lines: list[str] = []
     stated = job(method="ist", subnets=2, local_steps=3)
     assert fabric.confirm_settings(stated, None, lines.append) == (stated, None)
@@ -160,23 +160,25 @@ def test_a_launch_looks_at_a_fleet_only_if_there_is_something_to_choose_and_once
     assert calls == [4, 4, 4, 4]
 
 
-def test_a_local_fleet_has_the_memory_that_the_job_gives_it() -> None:
-    lines = job(method="ist", subnets=2, local_steps=3)
-    lines = lines.model_copy(update={"nodes": lines.nodes.model_copy(update={"memory": 600 << 20})})
-    fleet = asyncio.run(fabric._probe(None, 2, lines))
-    assert fleet is not None
-    assert 0 < fleet.memory_bytes < 600 << 20
-
-
-def test_more_local_nodes_than_are_looked_at_share_a_machine_only_beyond_its_cores(
+def test_workers_on_this_machine_are_chosen_for_without_starting_one_and_have_the_job_s_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    for cores, times in ((2, 2.0), (8, 2.0), (12, 16 / 12), (32, 1.0)):
-        monkeypatch.setattr("os.sched_getaffinity", lambda _pid, cores=cores: set(range(cores)))
-        assert fabric._processes_per_node(16, 8) == pytest.approx(times)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert fabric._processes_per_node(16, 8) == 2.0
+    stated = job(method="ist", subnets=2, local_steps=3)
+    stated = stated.model_copy(update={"nodes": stated.nodes.model_copy(update={"memory": 600 << 20})})
+    monkeypatch.setattr("subprocess.Popen", mock.Mock(side_effect=AssertionError("a process is started")))
+    drawn = torch.get_rng_state()
+    fleet = fabric._here(stated)
+    assert 0 < fleet.memory_bytes < 600 << 20
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_loss_that_fails_is_named_before_anything_starts() -> None:
+    with pytest.raises(JobError, match=r"^training\.loss: .*failing_loss does not fit .*: nothing here$"):
+        fabric._here(job(subnets=2, local_steps=3, loss=f"{__name__}:failing_loss"))
+
+
+def failing_loss(_outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
+    raise ValueError("nothing here")
 
 
 @contextlib.asynccontextmanager
@@ -237,23 +239,35 @@ def test_a_cluster_that_a_run_uses_is_measured_only_if_a_person_says_so(
     assert len(questions) == (answer is not None)
 
 
-def test_a_fleet_that_works_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def busy(_address: str | None, _count: int, _job: Job) -> None:
-        return None
+def test_a_fleet_that_works_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def busy(_client: Client) -> str:
+        return "a run"
 
-    monkeypatch.setattr(fabric, "_probe", busy)
     lines: list[str] = []
-    assert fabric.confirm_settings(job(), None, lines.append) == (job(), None)
+    _choose_on(tmp_path, lines, lambda: monkeypatch.setattr("idletrain.fabric.measuring.nodes.occupied", busy))
     assert lines[-1] == "the fleet is busy: the job runs with its default settings"
 
 
-def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def empty(_address: str | None, _count: int, _job: Job) -> None:
+def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def empty(_address: str, _job: Job) -> None:
         raise RunError("the cluster has no worker")
 
-    monkeypatch.setattr(fabric, "_probe", empty)
     lines: list[str] = []
-    assert fabric.confirm_settings(job(), None, lines.append) == (job(), None)
+    _choose_on(tmp_path, lines, lambda: monkeypatch.setattr(fabric, "_probe", empty))
     assert (
         lines[-1] == "the fleet cannot be measured (the cluster has no worker): the job runs with its default settings"
     )
+
+
+def _choose_on(folder: Path, lines: list[str], disturb: Callable[[], None]) -> None:
+    """Choose settings for an open cluster that is disturbed, in vain."""
+
+    async def go() -> None:
+        async with open_cluster(folder / "cluster") as (address, _client):
+            disturb()
+            chosen = await asyncio.to_thread(fabric.confirm_settings, job(), address, lines.append)
+            assert chosen == (job(), None)
+
+    asyncio.run(go())

@@ -29,12 +29,10 @@ async def existing_cluster(address: str) -> AsyncIterator[Client]:
 
 
 @contextlib.asynccontextmanager
-async def local_cluster(count: int, memory_bytes: int | None = None) -> AsyncIterator[Client]:
+async def local_cluster(count: int) -> AsyncIterator[Client]:
     """Start a cluster of `count` worker processes on this machine, end it with the context; yield a client.
 
-    Args:
-        count: Worker processes.
-        memory_bytes: Limit of each worker; an equal share of the available memory if None.
+    Each worker has an equal share of the available memory.
 
     Raises:
         RunError: Not all of them start.
@@ -47,7 +45,7 @@ async def local_cluster(count: int, memory_bytes: int | None = None) -> AsyncIte
             access.issued(Path(folder), "fabric") as (identity, options),
             dask_scheduler.started(Path(folder), identity=identity) as address,
         ):
-            fleet = local.LocalFleet(address, memory_bytes or share, Path(folder) / "logs", "fabric", options)
+            fleet = local.LocalFleet(address, share, Path(folder) / "logs", "fabric", options)
             fleet.start(count)
             try:
                 security = identity.security()
