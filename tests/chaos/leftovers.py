@@ -25,11 +25,12 @@ import os, time
 real = time.time
 def shifted():
     try:
-        return real() + float(os.readlink(%r))
+        return real() + (0.0 if "CHAOS_STEADY" in os.environ else float(os.readlink(%r)))
     except OSError:
         return real()
 time.time = shifted
 """  # a module that Python imports at every start: the wall clock of a process, but for C code
+STEADY = {"CHAOS_STEADY": "yes"}  # in the environment of a process whose clock stays right
 
 
 def half_open(processes: Iterable[psutil.Process]) -> list[socket.socket]:

@@ -67,7 +67,8 @@ class SpotStorm:
         self._context.enter_context(mock.patch.dict(os.environ, own))
         # Of all machines; where no small one can be mounted, none is filled.
         self._disk = self._context.enter_context(tmpfs(scratch / "own" / "tmp", DISK)) if IS_ROOT else None
-        self._cloud = Sandbox(scratch / "machines")
+        with mock.patch.dict(os.environ, leftovers.STEADY):  # a cloud's own clock is right
+            self._cloud = Sandbox(scratch / "machines")
         self._context.enter_context(mock.patch.dict(os.environ, self._cloud.environment))
         self._run = Launcher(self._cloud, Account(), spot_tree(), scratch)
 
@@ -209,15 +210,12 @@ class SpotStorm:
         """Take all room of the machines while they train, until the head says that it waits for some."""
         if self._disk is None or self._node() is None:
             return False
-        before = self._room_missed()
+        before = len(leftovers.NO_ROOM.findall(self._run.output()))
         ballast = fill(self._disk)
         try:
-            return self._seen(lambda: self._room_missed() > before)
+            return self._seen(lambda: len(leftovers.NO_ROOM.findall(self._run.output())) > before)
         finally:
             ballast.unlink()
-
-    def _room_missed(self) -> int:
-        return sum(len(leftovers.NO_ROOM.findall(log.read_text())) for log in self._cloud.logs.iterdir())
 
     def _seen(self, condition: Callable[[], bool]) -> bool:
         """Return whether something happens before the launcher ends, or soon."""
