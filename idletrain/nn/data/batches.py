@@ -1,4 +1,7 @@
-"""A batch of any form: a tensor, sparse rows, or a tuple, mapping or dataclass of these; and how a module takes one."""
+"""A batch of any form: a tensor, sparse rows, or a tuple, mapping or dataclass of these; and how a module takes one.
+
+A graph of torch_geometric is taken as a dataclass is.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from idletrain.nn.data.csr import Rows
+from idletrain.nn.data.graphs import GRAPH_LABELS, is_graph
 from idletrain.nn.scripted import parameters_of, unoptimized
 
 LABEL_NAMES = ("labels", "label")  # names of the labels in a batch by name
@@ -21,11 +25,13 @@ LABEL_NAMES = ("labels", "label")  # names of the labels in a batch by name
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a mapping or dataclass by name; None for everything else."""
+    """Return the parts of a mapping, dataclass or graph by name; None for everything else."""
     if isinstance(value, Mapping):
         return dict(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Rows):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if is_graph(value):
+        return dict(value.to_dict())
     return None
 
 
@@ -92,10 +98,11 @@ def is_of_numbers(value: Any) -> bool:
 
 
 def _with_fields(value: Any, parts: Mapping[str, Any]) -> Any:
-    """Return a copy of a dataclass, which may be frozen, with other values in its fields."""
+    """Return a copy of a dataclass, which may be frozen, or of a graph, with other values in its fields."""
     changed = copy.copy(value)
+    assign = setattr if is_graph(value) else object.__setattr__
     for name, part in parts.items():
-        object.__setattr__(changed, name, part)
+        assign(changed, name, part)
     return changed
 
 
@@ -240,7 +247,7 @@ def arguments(module: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
 
     A tensor or sparse rows are the only argument, a tuple is one argument each. Of a mapping or dataclass go those
     parts whose names the module's forward takes (`label` as `labels` where it takes only that); or the whole, where
-    forward has one required argument that is none of its names.
+    forward has one required argument that is none of its names; of a graph also where that is called `batch`.
     """
     if isinstance(inputs, tuple | list):
         return tuple(inputs), {}
@@ -252,7 +259,7 @@ def arguments(module: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str
     if "label" in named and "label" not in takes and "labels" in takes:
         named.setdefault("labels", named.pop("label"))
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    if len(required) == 1 and required[0] not in named:
+    if len(required) == 1 and (required[0] not in named or (required[0] == "batch" and is_graph(inputs))):
         return (inputs,), {}
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return (), named
@@ -298,4 +305,5 @@ def prediction(outputs: Any) -> Any:
 def labels_of(target: Any) -> Any:
     """Return the labels in a batch by name, None if it has none; any other target is the labels."""
     named = fields_of(target)
-    return target if named is None else next((named[name] for name in LABEL_NAMES if named.get(name) is not None), None)
+    names = (GRAPH_LABELS,) if is_graph(target) else LABEL_NAMES
+    return target if named is None else next((named[name] for name in names if named.get(name) is not None), None)

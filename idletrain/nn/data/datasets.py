@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from idletrain.nn.data.batches import LABEL_NAMES, fields_of, is_of_numbers, map_leaves, sample_count, stacked
+from idletrain.nn.data.graphs import is_graph, join_graphs
 from idletrain.nn.data.values import NUMBER_KINDS, as_array, as_label, part_of, stack_labels, stack_parts
 
 
@@ -40,7 +41,7 @@ def loading_of(samples: Any) -> Loading:
 
 @dataclass(frozen=True)
 class MapStyleSource:
-    """A map-style Dataset of (input, label) pairs, of tuples that end in the label, or of parts by name.
+    """A map-style Dataset of (input, label) pairs, of tuples that end in the label, of parts by name, or of graphs.
 
     Attributes:
         dataset: The Dataset.
@@ -74,6 +75,8 @@ class MapStyleSource:
             items = [{name: part for name, part in item.items() if name in self.names} for item in items]
         if self.collate is not None:
             return self._collated(self.collate(list(items)), len(items))
+        if is_graph(items[0]):
+            return self._collated(join_graphs(items), len(items))
         stack_inputs = partial(stack_parts, integers=self.integers)
         if fields_of(items[0]) is not None:
             whole = stacked(items, stack_inputs)

@@ -12,6 +12,7 @@ from idletrain.errors import JobError, user_code
 from idletrain.nn.data.arrays import ArraySource, ArrayTree, Samples
 from idletrain.nn.data.batches import named_parts
 from idletrain.nn.data.datasets import Loading, MapStyleSource
+from idletrain.nn.data.graphs import is_graph
 from idletrain.nn.data.streams import StreamSource
 from idletrain.nn.data.tables import frame_array, is_frame, is_sparse, sparse_table
 from idletrain.nn.data.values import Array, array_at_hand
@@ -61,6 +62,7 @@ def as_samples(data: Any, collate_fn: Callable[[list[Any]], Any] | None = None) 
     """
     if isinstance(data, DataLoader):
         return _of_loader(data, collate_fn)
+    data = [data] if is_graph(data) else data
     if _is_stream(data):
         return StreamSource(data, collate_fn)
     samples = _dataset(data, collate_fn) if _is_dataset(data) else _arrays(data)
@@ -83,6 +85,8 @@ def _is_dataset(data: Any) -> bool:
 
 def _is_of_arrays(data: Sequence[Any]) -> bool:
     """Return True for a pair, and for a longer tuple of arrays; other sequences are those of items."""
+    if data and is_graph(data[0]):
+        return False
     return len(data) == 2 or (isinstance(data, tuple) and all(hasattr(part, "shape") for part in data))
 
 
