@@ -196,3 +196,34 @@ def test_a_run_trains_adapters_and_its_directory_holds_the_whole_module(tmp_path
     assert after < 0.5 * before
     for stored in (load_run(tmp_path / "adapters").module().state_dict(), saved_state(tmp_path / "adapters")[0]):
         assert all(torch.equal(stored[name], value) for name, value in state.items())
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("default")  # of peft's own imports
+def test_adapters_of_peft_train_alone_and_are_saved_as_its_users_save_them(tmp_path: Path) -> None:
+    import peft
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(**sizes, vocab_size=50, max_position_embeddings=16, num_labels=2)
+    torch.manual_seed(0)
+    bert = transformers.AutoModelForSequenceClassification.from_config(config)
+    lora = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"], lora_dropout=0.0)
+    module = peft.get_peft_model(bert, lora)
+    ids = torch.randint(0, 50, (256, 8), generator=torch.Generator().manual_seed(0))
+    data = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": (ids[:, 0] < 25).long()}
+    result = idletrain.fit(
+        module, data, subnets=2, workers=2, local_steps=10, rounds=8, batch_size=16, run_dir=tmp_path,
+        optimizer={"name": "adamw", "lr": 1e-2},
+    )  # fmt: skip
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    assert all("lora_" in name or "classifier" in name for name in trained)
+    before, after = module.state_dict(), result.module.state_dict()
+    assert all(torch.equal(value, after[name]) == (name not in trained) for name, value in before.items())
+    pulled = [record["pull_bytes"] for record in result.records if "pull_bytes" in record]
+    assert 0 < max(pulled) < sum(4 * parameter.numel() for parameter in module.parameters()) / 2
+    with torch.no_grad():
+        first, last = (float(net.eval()(**data).loss) for net in (module, result.module))
+    assert last < 0.9 * first
+    result.module.save_pretrained(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 100_000
