@@ -10,12 +10,12 @@ from idletrain.autotune import step_time
 from idletrain.autotune.choose import Prepare, variants
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.job import Job
+from idletrain.nn.memory import WORKER_BYTES
 
 # Over TLS (benchmarks/results/exchange.json), a round trip through the scheduler, and writing and reading an update.
 PULL_BYTES_PER_SECOND, PUSH_BYTES_PER_SECOND = 1.2e9, 0.95e9
 CALL_SECONDS = 0.005
 COMMIT_BYTES_PER_SECOND = 0.5e9
-WORKER_BYTES = 291_000_000  # of a worker before its first subnet (benchmarks/results/memory.json)
 
 
 def local_figures(job: Job, memory_bytes: int, prepare: Prepare) -> FleetFigures:

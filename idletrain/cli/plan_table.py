@@ -17,7 +17,7 @@ from idletrain.nn.ist.modules import tensor_of
 from idletrain.nn.ist.partition import widths
 from idletrain.nn.ist.schemes import block_sizes
 from idletrain.nn.ist.subnets import Subnet
-from idletrain.nn.memory import HEAD_RESERVE_BYTES
+from idletrain.nn.memory import HEAD_RESERVE_BYTES, WORKER_BYTES
 from idletrain.nn.outofcore.executing.requirements import ASSUMED_LINK, OutOfCoreForecast
 from idletrain.nn.outofcore.executing.trainer import scratch_bytes
 from idletrain.nn.outofcore.planning.drawing import bytes_text, plan_text
@@ -28,7 +28,6 @@ from idletrain.rounds import widths as round_widths
 from idletrain.worker import encoding
 from idletrain.worker.memory_limits import available_bytes
 
-WORKER_BYTES = 250 << 20  # a worker process before its first subnet: Python, torch, Dask (262 MB measured)
 SCALINGS = {
     "weights": "multiplied by 1/share",
     "roots": "multiplied by the root of 1/share: a fixed length is given to what they are summed with",
@@ -234,6 +233,21 @@ def _network_lines(job: Job, prepared: Prepared) -> list[str]:
         f"{job.name}: {parameters:,} parameters, {training.method}, {training.rounds} {steps}",
         *([f"{frozen:,} of them do not train: {bytes_text(4 * frozen)} go to each worker once"] if frozen else []),
         *([f"a step takes {training.batch_size} samples, {micro} at a time"] if micro else []),
+        *_learning_lines(prepared),
+    ]
+
+
+def _learning_lines(prepared: Prepared) -> list[str]:
+    """Return what is known beforehand of a run whose neurons are not in every subnet: it learns less in a pass."""
+    phases = prepared.program.training.every_phase
+    steps = sum(phase.rounds * phase.local_steps * phase.subnets for phase in phases)
+    of_neuron = sum(phase.rounds * phase.local_steps * phase.copies for phase in phases)
+    if not prepared.program.layout.groups or of_neuron >= steps:
+        return []
+    taken = f"a neuron takes {of_neuron:,} of the run's {steps:,} steps"
+    return [
+        f"{taken}: after as many passes over the data, expect a higher loss than that of local-sgd,",
+        "which holds and moves more; without training.method, a launch tries both if it is long enough",
     ]
 
 

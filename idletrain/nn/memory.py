@@ -26,6 +26,7 @@ from idletrain.quantities import steady
 
 # Left to the head node and the scheduler when this machine's RAM is divided among local workers.
 HEAD_RESERVE_BYTES = 1 << 30
+WORKER_BYTES = 278 << 20  # a worker before its first subnet: Python, torch, Dask (benchmarks/results/memory.json)
 # A step's memory beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers): 20 MB
 # measured for the MLP of workflows/fashion-mnist.yaml, and half as much again for safety.
 SCRATCH_BYTES = 32 << 20

@@ -13,12 +13,12 @@ import psutil
 import pytest
 from rich.console import Console
 
-from idletrain.cli.plan_table import WORKER_BYTES, plan_table
+from idletrain.cli.plan_table import plan_table
 from idletrain.errors import RunError
 from idletrain.job import Job
 from idletrain.job_file import load_job, parse_job
 from idletrain.nn.ist.groups import Contraction, Scaling
-from idletrain.nn.memory import HEAD_RESERVE_BYTES, subnet_need
+from idletrain.nn.memory import HEAD_RESERVE_BYTES, WORKER_BYTES, subnet_need
 from idletrain.nn.outofcore.executing.requirements import OutOfCoreForecast
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.program import Program
@@ -158,6 +158,25 @@ def test_subnets_that_hold_most_parameters_are_told_with_what_would_split_better
     assert "% of the parameters; most of them are in 7.weight, which stays whole: split it by model.groups" in whole
 
 
+@pytest.mark.parametrize(
+    ("training", "steps"),
+    [
+        ({}, "a neuron takes 800 of the run's 3,200 steps"),
+        ({"copies": 2}, "a neuron takes 1,600 of the run's 3,200 steps"),
+        ({"phases": [{"rounds": 30}, {"rounds": 10, "subnets": 1}]}, "a neuron takes 800 of the run's 2,600 steps"),
+        ({"copies": 4}, None),
+        ({"method": "local-sgd"}, None),
+    ],
+)
+def test_a_run_that_learns_less_in_a_pass_than_local_sgd_is_told_as_that(
+    training: dict[str, Any], steps: str | None
+) -> None:
+    settings = {**DIGITS.training.model_dump(exclude_unset=True), **training}
+    job = parse_job({**DIGITS.model_dump(exclude_unset=True), "training": settings})
+    text = shown(from_settings(job.model, job.data, job.training), 1 << 30, job)
+    assert (steps in text) if steps else ("a neuron takes" not in text)
+
+
 def test_a_model_that_is_trained_whole_is_told_first() -> None:
     text = shown_mlp([64, 10], {"method": "ist"})
     assert text.startswith("the model is trained whole, by local-sgd and not by ist: it has nothing to split (1: its ")
@@ -202,7 +221,7 @@ def test_each_phase_has_a_row_with_its_memory_bytes_and_time() -> None:
     )
     text = shown(prepared, 1 << 30, job)
     assert "ist, 40 rounds in 2 phases" in text
-    rows = [re.split(r" *│ *", line.strip("│ ")) for line in text.splitlines() if " of 774.0 MiB" in line]
+    rows = [re.split(r" *│ *", line.strip("│ ")) for line in text.splitlines() if " of 746.0 MiB" in line]
     assert [row[:6] for row in rows] == [["1", "30", "8", "4", "20", "50.0%"], ["2", "10", "1", "1", "40", "100.0%"]]
     moved, a_round, together = zip(*(row[7:10] for row in rows), strict=True)
     assert len(set(moved)) == 2
