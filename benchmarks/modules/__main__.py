@@ -5,7 +5,8 @@
 Of each: is it accepted as its package builds it, how long is it prepared (in seconds of one core, so that other work on
 the machine does not count), by which method is it trained, and what share of its parameters can be split. With
 `--train`, those are trained beside plain torch and local SGD, with as many passes over generated data (12), and their
-losses on held-out data are compared. `--resume` goes on from a result: a module that is in it is not tried again.
+losses on held-out data are compared; `ist` is trained once more for as long as local SGD takes, in seconds of one core
+for all subnets. `--resume` goes on from a result: a module that is in it is not tried again.
 
 The packages are installed into an environment of their own, which downloads about 1 GB; no weights are downloaded.
 """
@@ -23,19 +24,21 @@ from typing import Any
 from benchmarks.environment import MODULES
 from benchmarks.modules.case import Case
 from benchmarks.modules.catalogue import CASES
+from benchmarks.modules.settings import ROUNDS
 from benchmarks.report import Figure, at_least, at_most, parser, report
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = {"accept": 120, "train": 900}
+LIMIT_SECONDS = {"accept": 120, "train": 900, "longer": 900}
 LEAST_ACCEPTED, LEAST_TRIED = 55, 60
 PREPARE_SECONDS = 10.0
 TINY = ("mlp-mixer-pytorch", "torch-geometric")
 WORSE = 1.02  # of local SGD's held-out loss, up to which a loss is as good
 
 
-def tried(case: Case, stage: str) -> dict[str, Any]:
-    """Return the result of one stage of one module."""
+def tried(case: Case, stage: str, rounds: int | None = None) -> dict[str, Any]:
+    """Return the result of one stage of one module: `longer` trains it by ist for so many rounds."""
     command = [str(MODULES.python()), "-m", "benchmarks.modules.trial", case.package, case.name, stage]
+    command += [] if rounds is None else [str(rounds)]
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
@@ -60,7 +63,6 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
     counted = [row for row in rows if "left_out" not in row["accept"]]
     accepted = [row for row in counted if row["accept"].get("accepted")]
     seconds = [row["accept"]["seconds"] for row in accepted]
-    ratios = [ratio for row in rows if (ratio := ratio_of(row)) is not None]
     figures = [
         at_least("modules tried", len(counted), "", LEAST_TRIED),
         at_least("accepted as they are, of 60", 60 * len(accepted) / max(1, len(counted)), "", LEAST_ACCEPTED),
@@ -69,23 +71,36 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
         Figure("trained by ist", sum(row["accept"]["method"] == "ist" for row in accepted), ""),
         at_most("longest prepared", max(seconds, default=0.0), "s", PREPARE_SECONDS, seconds),
     ]
-    if ratios:
-        good = sum(ratio <= WORSE for ratio in ratios)
-        figures.append(
-            Figure(f"ist within {WORSE:g} of local SGD's held-out loss, of {len(ratios)}", good, "", samples=ratios)
-        )
+    for how, stage in (("as many passes", "train"), ("as long", "longer")):
+        if ratios := [ratio for row in rows if (ratio := ratio_of(row, stage)) is not None]:
+            what = f"ist within {WORSE:g} of local SGD's held-out loss after {how}, of {len(ratios)}"
+            figures.append(Figure(what, sum(ratio <= WORSE for ratio in ratios), "", samples=ratios))
     return figures
 
 
-def ratio_of(row: dict[str, Any]) -> float | None:
+def ratio_of(row: dict[str, Any], stage: str = "train") -> float | None:
     """Return the held-out loss of ist over that of local SGD; None without both."""
-    losses = row.get("train", {}).get("losses", {})
-    return losses["ist"] / losses["local-sgd"] if "ist" in losses else None
+    losses, own = (row.get(name, {}).get("losses", {}) for name in ("train", stage))
+    return own["ist"] / losses["local-sgd"] if "ist" in own else None
+
+
+def longer_rounds(row: dict[str, Any]) -> int | None:
+    """Return the rounds of ist that take as long as local SGD took; None if ist was not trained."""
+    seconds = row.get("train", {}).get("seconds", {})
+    return max(1, round(ROUNDS * seconds["local-sgd"] / seconds["ist"])) if "ist" in seconds else None
+
+
+def is_due(row: dict[str, Any], stage: str) -> bool:
+    """Return whether a stage of a module is to be tried: not yet done, and the one before says that it can be."""
+    if stage in row:
+        return False
+    return stage == "accept" or bool(row["accept"].get("accepted") if stage == "train" else longer_rounds(row))
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the table of all modules."""
     head = ["module", "package", "parameters", "method", "split", "prepared in", "torch", "local SGD", "ist"]
+    head += ["ist, as long"]
     cells = []
     for row in rows:
         accept, losses = row["accept"], row.get("train", {}).get("losses", {})
@@ -98,9 +113,13 @@ def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             ]
         else:
             found = ["", next((key.replace("_", " ") for key in accept if key != "accepted"), ""), "", ""]
-        held_out = [f"{losses[name]:.3g}" if name in losses else "" for name in ("torch", "local-sgd", "ist")]
+        all_losses = {**losses, "longer": row.get("longer", {}).get("losses", {}).get("ist")}
+        held_out = [
+            "" if (loss := all_losses.get(name)) is None else f"{loss:.3g}"
+            for name in ("torch", "local-sgd", "ist", "longer")
+        ]
         cells.append([row["name"], row["package"], *found, *held_out])
-    title = "Modules as their packages build them; the last three columns are losses on held-out data at equal passes."
+    title = "Modules as their packages build them; the last four columns are losses on held-out data."
     return {"title": title, "head": head, "rows": cells}
 
 
@@ -118,9 +137,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         if packages and case.package not in packages:
             continue
         row = known.setdefault((case.package, case.name), {"package": case.package, "name": case.name})
-        for stage in ("accept", "train") if options.train else ("accept",):
-            if stage not in row and (stage == "accept" or row["accept"].get("accepted")):
-                row[stage] = tried(case, stage)
+        for stage in ("accept", "train", "longer") if options.train else ("accept",):
+            if is_due(row, stage):
+                row[stage] = tried(case, stage, longer_rounds(row) if stage == "longer" else None)
                 print(f"{case.package} {case.name}: {row[stage]}", file=sys.stderr, flush=True)
     rows = list(known.values())
     return report("modules", options, figures_of(rows), rows=rows, tables=[table_of(rows)])

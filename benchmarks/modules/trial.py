@@ -1,6 +1,6 @@
 """Give one module of the catalogue to idletrain, in a process of its own; the result goes to stdout as JSON.
 
-python -m benchmarks.modules.trial PACKAGE NAME accept|train
+python -m benchmarks.modules.trial PACKAGE NAME accept|train|longer [ROUNDS]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmarks import in_process
 from benchmarks.modules.case import Case
 from benchmarks.modules.catalogue import CASES
 from benchmarks.modules.data import Generated
+from benchmarks.modules.settings import BATCH, HELD_OUT, ROUNDS, SAMPLES, STEPS, SUBNETS
 from benchmarks.modules.torchvision_operators import declare_missing
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
@@ -33,27 +34,24 @@ from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.prepare import Prepared, prepare
 from idletrain.optimizer_settings import OptimizerSettings
 
-SAMPLES, HELD_OUT, BATCH = 768, 256, 32
-SUBNETS, STEPS, ROUNDS = 4, 12, 6  # 12 passes over the data
 
-
-def settings(case: Case, method: Literal["ist", "local-sgd"]) -> TrainingSettings:
-    """Return the settings of a training of `SUBNETS * STEPS * ROUNDS` batches."""
+def settings(case: Case, method: Literal["ist", "local-sgd"], rounds: int) -> TrainingSettings:
+    """Return the settings of a training of `SUBNETS * STEPS` batches a round."""
     return TrainingSettings(
         method=method,
         subnets=SUBNETS,
         local_steps=STEPS,
-        rounds=ROUNDS,
+        rounds=rounds,
         batch_size=BATCH,
         optimizer=OptimizerSettings(name="adamw", lr=case.lr),
         loss=case.loss,
     )
 
 
-def prepared(case: Case, method: Literal["ist", "local-sgd"], module: nn.Module) -> Prepared:
+def prepared(case: Case, method: Literal["ist", "local-sgd"], module: nn.Module, rounds: int = ROUNDS) -> Prepared:
     """Prepare the module as `fit` does."""
     sources = Generated(case.data, SAMPLES), Generated(case.data, HELD_OUT, SAMPLES)
-    return prepare(module, *sources, case.loss, settings(case, method))
+    return prepare(module, *sources, case.loss, settings(case, method, rounds))
 
 
 def accept(case: Case) -> dict[str, Any]:
@@ -110,6 +108,15 @@ def train(case: Case) -> dict[str, Any]:
     return {"losses": losses, "seconds": seconds}
 
 
+def longer(case: Case, rounds: int) -> dict[str, Any]:
+    """Train the module by ist for so many rounds; return the same as `train`."""
+    made, started = prepared(case, "ist", seeded(case), rounds), time.process_time()
+    module = in_process.train(made, rounds, STEPS)
+    seconds = time.process_time() - started
+    loss = score(module, Generated(case.data, HELD_OUT, SAMPLES).open(), made.program.loss).loss
+    return {"losses": {"ist": loss}, "seconds": {"ist": seconds}, "rounds": rounds}
+
+
 def seeded(case: Case) -> nn.Module:
     """Build the module with the same first values every time."""
     torch.manual_seed(0)
@@ -119,7 +126,7 @@ def seeded(case: Case) -> nn.Module:
     return module
 
 
-def main(package: str, name: str, stage: str) -> None:
+def main(package: str, name: str, stage: str, *rounds: str) -> None:
     """Print the result of one module, whatever happens."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -131,7 +138,7 @@ def main(package: str, name: str, stage: str) -> None:
         result: dict[str, Any] = {"left_out": f"{type(error).__name__}: {error}"[:300]}
     else:
         try:
-            result = {"accept": accept, "train": train}[stage](case)
+            result = longer(case, *map(int, rounds)) if rounds else {"accept": accept, "train": train}[stage](case)
         except Exception:  # noqa: BLE001 (a fault of ours, and counted as such)
             result = {"traceback": traceback.format_exc()}
     print(json.dumps(result))

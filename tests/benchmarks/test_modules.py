@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks.environment import MODULES
-from benchmarks.modules.__main__ import figures_of, main, table_of, tried
+from benchmarks.modules.__main__ import figures_of, longer_rounds, main, table_of, tried
 from benchmarks.modules.catalogue import CASES
 from benchmarks.modules.data import Generated, words
+from benchmarks.modules.settings import ROUNDS
 from idletrain.nn.data.arrays import ArraySource
 
 ROWS = [
@@ -19,7 +20,11 @@ ROWS = [
         "package": "a",
         "name": "One",
         "accept": {"accepted": True, "seconds": 2.0, "method": "ist", "split": 0.5, "parameters": 1000},
-        "train": {"losses": {"torch": 0.4, "local-sgd": 0.5, "ist": 0.6}},
+        "train": {
+            "losses": {"torch": 0.4, "local-sgd": 0.5, "ist": 0.6},
+            "seconds": {"torch": 8.0, "local-sgd": 9.0, "ist": 2.5},
+        },
+        "longer": {"losses": {"ist": 0.505}},
     },
     {
         "package": "a",
@@ -46,12 +51,17 @@ def test_what_is_left_out_counts_for_nothing_and_all_other_ends_are_counted() ->
     assert values["ends in a traceback"] == (0, True)
     assert values["does not end"] == (1, False)
     assert values["longest prepared"] == (12.0, False)
-    assert values["ist within 1.02 of local SGD's held-out loss, of 1"] == (0, None)
+    assert values["ist within 1.02 of local SGD's held-out loss after as many passes, of 1"] == (0, None)
+    assert values["ist within 1.02 of local SGD's held-out loss after as long, of 1"] == (1, None)
+
+
+def test_ist_is_trained_once_more_for_as_long_as_local_sgd_takes() -> None:
+    assert [longer_rounds(row) for row in ROWS] == [round(ROUNDS * 9.0 / 2.5), None, None, None, None]
 
 
 def test_the_table_has_a_row_a_module() -> None:
     rows = table_of(ROWS)["rows"]
-    assert rows[0] == ["One", "a", "1,000", "ist", "50%", "2.0 s", "0.4", "0.5", "0.6"]
+    assert rows[0] == ["One", "a", "1,000", "ist", "50%", "2.0 s", "0.4", "0.5", "0.6", "0.505"]
     assert rows[2][3] == "refused"
     assert rows[3][3] == "hangs"
     assert rows[4][3] == "left out"
