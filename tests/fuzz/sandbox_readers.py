@@ -66,7 +66,7 @@ def request(content: bytes) -> object:
     """A signed request: a byte for the service, a line with method, path and target, and the body."""
     service = SERVICES[content[0] % len(SERVICES) if content else 0]
     line, _, body = content[1:].partition(b"\n")
-    method, path, target, *_ = *line.decode("latin-1").split(" "), "", "", ""
+    method, path, target, *_ = *line.replace(b"\r", b"").decode("latin-1").split(" "), "", "", ""
     headers = {"Host": HOST, "Content-Type": FORM if service in ("ec2", "iam") else JSON}
     headers |= {"X-Amz-Target": target} if target else {}
     url = f"http://{HOST}/{path}"
