@@ -179,6 +179,16 @@ HISTORY = b"""\
 {"kind":"end","n":6,"status":"completed","params_sha256":"0"}
 """
 STAGED = {"subnet": 0, "steps": 5, "offset": 0, "size_bytes": len(UPDATE), "checksum": checksum([UPDATE])}
+MISPLACED = (
+    {"offset": -4},
+    {"offset": "0"},
+    {"offset": 0.5},
+    {"offset": 1 << 70},
+    {"size_bytes": -1},
+    {"size_bytes": 1 << 70},
+    {"size_bytes": 63, "checksum": checksum([UPDATE[:63]])},
+    {"size_bytes": None},
+)
 SCHEDULE = {
     **dict.fromkeys(("cron", "tz", "job", "directory", "cloud", "on", "if_running"), "x"),
     "name": "night",
@@ -220,7 +230,11 @@ READERS = {
             b"\3" + json.dumps(STAGED).encode(),
         ),
         modules=("rounds.durable.module_state", "rounds.durable.snapshots", "rounds.durable.updates"),
-        odd=(b'\3{"subnet": 0}', b"\1" + b"[" * 2000),
+        odd=(
+            b'\3{"subnet": 0}',
+            b"\1" + b"[" * 2000,
+            *(b"\3" + json.dumps({**STAGED, **place}).encode() for place in MISPLACED),
+        ),
     ),
     "small files": Reader(
         small_file,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from idletrain.errors import DamageError, RunError
+from idletrain.errors import DamageError, RunError, shortened
 from idletrain.exchange.messages import checksum
 from idletrain.storage import sync_directory
 
@@ -75,10 +75,15 @@ def read(path: Path, staged: StagedUpdate) -> Tensor:
         raise DamageError(f"{path}: the update of subnet {staged.subnet} is missing") from None
     except ValueError:
         raise DamageError(f"{path}: ends before the update of subnet {staged.subnet}") from None
+    except (TypeError, OverflowError):
+        place = shortened(f"{staged.size_bytes!r} bytes from {staged.offset!r}")
+        raise DamageError(f"{path}: the update of subnet {staged.subnet} cannot be at {place}") from None
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror}); fix that and try again") from None
     if checksum([content.data]) != staged.checksum:
         raise DamageError(f"{path}: the update of subnet {staged.subnet} at byte {staged.offset} is damaged")
+    if len(content) % np.dtype(np.float32).itemsize:
+        raise DamageError(f"{path}: the update of subnet {staged.subnet} is no whole number of values")
     return torch.from_numpy(content.view(np.float32))
 
 
