@@ -1,7 +1,8 @@
 """Search for bytes that break a reader, by coverage (atheris, libFuzzer): python tests/fuzz/campaign.py [SECONDS].
 
-Without SECONDS, each reader gets its number of runs, about half a minute of a core, from one seed. With SECONDS, each gets that long, from a seed of its own. Two readers at a time. What breaks one is left in a
-file here, and becomes one of the reader's odd bytes.
+Without SECONDS, each reader gets its number of runs, about half a minute of a core, from one seed. With SECONDS, each
+gets that long, from a seed of its own. Two readers at a time. What breaks one is left in a file here, and becomes one
+of the reader's odd bytes.
 """
 
 from __future__ import annotations
