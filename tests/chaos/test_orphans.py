@@ -69,7 +69,7 @@ def running(place: Path, module: str) -> int:
         ("its scheduler starts", "launch"),
         ("its workers start", "launch"),
         ("its workers are in a step", "launch"),
-        ("it measures the workers", "plan"),
+        ("it measures the workers", "fabric"),
     ],
 )
 def test_nothing_outlives_a_killed_command_with_workers_here(
@@ -82,8 +82,9 @@ def test_nothing_outlives_a_killed_command_with_workers_here(
 ) -> None:
     run = make_run(rounds=3)
     control.pace(2 * ORPHAN_SECONDS)  # a step takes longer than a worker may take to notice
+    arguments = ["--nodes", "2"] if command == "fabric" else [run.file]
     head = Process(
-        [sys.executable, "-m", "idletrain", command, run.file], control.environment, tmp_path / "head.log", tmp_path
+        [sys.executable, "-m", "idletrain", command, *arguments], control.environment, tmp_path / "head.log", tmp_path
     )
     started.append(head)
     if moment == "its scheduler starts":
