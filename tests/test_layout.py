@@ -19,6 +19,7 @@ ELSEWHERE = {
     "optimizer_settings.py": "test_job_file.py",
     "resume.py": "test_run.py",
     "cli/arguments.py": "cli/test_main.py",
+    "cli/plan_network.py": "cli/test_plan_table.py",
     "cli/spot.py": "chaos",
     "cli/train.py": "cli/test_main.py",
     "cli/watch.py": "cli/test_main.py",

@@ -8,6 +8,7 @@ import io
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from botocore.awsrequest import AWSRequest
 from moto.moto_api._internal import mock_random
@@ -23,6 +24,7 @@ from idletrain.cloud.sandbox.instances import Instances
 from idletrain.cloud.sandbox.signatures import Keys
 from idletrain.errors import RefusedError
 
+AT = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
 HOST = "127.0.0.1:9"
 KEYS = Keys("AKIA", "secret")
 SERVICES = ("ec2", "ssm", "iam", "s3", "sandbox")
@@ -40,7 +42,7 @@ def signature(content: bytes) -> object:
 
 def signed_body(body: bytes) -> bytes:
     """A request that its owner signed, as `signature` takes it."""
-    date = datetime.datetime.fromtimestamp(NOW, datetime.UTC).strftime(signatures.DATE_FORMAT)
+    date = AT.strftime(signatures.DATE_FORMAT)
     request = AWSRequest("POST", f"http://{HOST}/", {"host": HOST, signatures.DATE: date}, body)
     request.context["timestamp"] = date
     signer = signatures._signer(KEYS, "ec2", "eu-west-1")
@@ -71,7 +73,8 @@ def request(content: bytes) -> object:
     headers |= {"X-Amz-Target": target} if target else {}
     url = f"http://{HOST}/{path}"
     signed = AWSRequest(method, url, headers, body)
-    signatures._signer(KEYS, service, "eu-west-1").add_auth(signed)
+    with mock.patch("botocore.auth.get_current_datetime", return_value=AT):
+        signatures._signer(KEYS, service, "eu-west-1").add_auth(signed)
     environ = EnvironBuilder("/", method=method or "GET", headers=dict(signed.headers), data=body).get_environ()
     environ |= {
         "RAW_URI": f"/{path}",
@@ -79,7 +82,8 @@ def request(content: bytes) -> object:
         "QUERY_STRING": path.partition("?")[2],
     }
     door = sandbox()[service == "sandbox"]
-    _, status, _ = run_wsgi_app(door, environ, buffered=True)
+    with mock.patch("time.time", return_value=NOW):
+        _, status, _ = run_wsgi_app(door, environ, buffered=True)
     if not status.startswith("2"):
         raise RefusedError(status)
     return status

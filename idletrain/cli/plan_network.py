@@ -1,0 +1,129 @@
+"""Say how a network is split, for `idletrain plan`: its neuron groups or blocks, its sums over them, its buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from idletrain.job import Job
+from idletrain.nn.ist.modules import tensor_of
+from idletrain.nn.ist.schemes import block_sizes
+from idletrain.nn.outofcore.planning.drawing import bytes_text
+from idletrain.nn.prepare import Prepared
+
+SCALINGS = {
+    "weights": "multiplied by 1/share",
+    "roots": "multiplied by the root of 1/share: a fixed length is given to what they are summed with",
+    "input_roots": "inputs of {layers} multiplied by the root of 1/share: each output's weights have a fixed length",
+    "inputs": "inputs of {layers} multiplied by 1/share, as the weights have another use",
+    "normalized": "as they are: a normalization right behind them undoes any factor",
+    "unused": "as they are: no output depends on them",
+    "unknown": "multiplied by 1/share, untested: the network's outputs with random weights are not finite",
+}
+BUFFERS = {
+    "estimate": "estimated on the assembled network",
+    "mean": "mean of the subnets' values",
+    "sum": "sum of the subnets' changes",
+}
+
+
+def network_lines(job: Job, prepared: Prepared) -> list[str]:
+    """Return the lines on the network and the run."""
+    training = prepared.program.training
+    micro, phase = prepared.program.micro_batch, training.phase(0)
+    parameters = sum(parameter.numel() for parameter in prepared.program.module.parameters())
+    frozen = sum(math.prod(tensor.shape) for tensor in prepared.program.layout.frozen)
+    steps = f"rounds in {len(training.phases)} phases" if training.phases else f"x {phase.local_steps} steps"
+    return [
+        *prepared.notes,
+        *([prepared.fallback] if prepared.fallback else []),
+        f"{job.name}: {parameters:,} parameters, {training.method}, {training.rounds} {steps}",
+        *([f"{frozen:,} of them do not train: {bytes_text(4 * frozen)} go to each worker once"] if frozen else []),
+        *([f"a step takes {training.batch_size} samples, {micro} at a time"] if micro else []),
+        *_learning_lines(prepared),
+    ]
+
+
+def _learning_lines(prepared: Prepared) -> list[str]:
+    """Return what is known beforehand of a run whose neurons are not in every subnet: it learns less in a pass."""
+    phases = prepared.program.training.every_phase
+    steps = sum(phase.rounds * phase.local_steps * phase.subnets for phase in phases)
+    of_neuron = sum(phase.rounds * phase.local_steps * phase.copies for phase in phases)
+    if not prepared.program.layout.groups or of_neuron >= steps:
+        return []
+    taken = f"a neuron takes {of_neuron:,} of the run's {steps:,} steps"
+    return [
+        f"{taken}: after as many passes over the data, expect a higher loss than that of local-sgd,",
+        "which holds and moves more; without training.method, a launch tries both if it is long enough",
+    ]
+
+
+def network_tables(prepared: Prepared) -> list[RenderableType]:
+    """Return tables of what is split and what stays whole, of the sums over neurons, and of buffers."""
+    return [_groups(prepared), *_sums(prepared), *_buffers(prepared)]
+
+
+def _sums(prepared: Prepared) -> Sequence[RenderableType]:
+    """Return tables of how sums over cut neurons are scaled, and of the groups that stay whole."""
+    layout = prepared.program.layout
+    scaled, whole = (
+        Table(title="sums over cut neurons", title_justify="left"),
+        Table(title="kept whole", title_justify="left"),
+    )
+    for table, columns in ((scaled, ("weights", "in a subnet")), (whole, ("group", "reason"))):
+        for column in columns:
+            table.add_column(column)
+    for contraction in layout.contractions:
+        scaled.add_row(contraction.tensor, SCALINGS[contraction.scaling].format(layers=", ".join(contraction.layers)))
+    for name, reason in layout.kept_whole:
+        whole.add_row(name, reason)
+    return [table for table in (scaled, whole) if table.row_count]
+
+
+def _buffers(prepared: Prepared) -> Sequence[RenderableType]:
+    """Return a table of the buffers that training changes, or none if it changes only those of torch's own norms."""
+    table = Table(title="buffers that training changes", title_justify="left")
+    for column in ("buffer", "values", "from round to round"):
+        table.add_column(column)
+    for name, kind in prepared.program.buffers.items():
+        table.add_row(name, f"{tensor_of(prepared.module, name).numel():,}", BUFFERS[kind])
+    return [table] if table.row_count else []
+
+
+def _blocks(prepared: Prepared) -> RenderableType:
+    """Return a table of the residual blocks that subnets have some of."""
+    table = Table(title="blocks", title_justify="left")
+    for column in ("block", "parameters", "in a subnet"):
+        table.add_column(column)
+    layout, phases = prepared.program.layout, prepared.program.training.every_phase
+    factors = ", then ".join(dict.fromkeys(f"{max(1.0, phase.subnets / phase.copies):.3g}" for phase in phases))
+    for block, parameters in zip(layout.skippable, block_sizes(layout), strict=True):
+        change = f"its change multiplied by {factors}" if block.additive else "as it is: its sum is normalized"
+        table.add_row(block.name, f"{parameters:,}", change)
+    return table
+
+
+def _groups(prepared: Prepared) -> RenderableType:
+    """Return a table of the neuron groups with the tensors that they cut, or of the blocks that are passed over."""
+    if prepared.program.layout.skippable:
+        return _blocks(prepared)
+    table = Table(title="neuron groups", title_justify="left")
+    for column in ("group", "neurons", "tensors"):
+        table.add_column(column)
+    offset = 0
+    for group in prepared.program.layout.groups:
+        ids = range(offset, offset + group.size)
+        names = [
+            tensor.name
+            for tensor in prepared.program.layout.tensors
+            if any(
+                neurons is not None and ((neurons >= ids.start) & (neurons < ids.stop)).any()
+                for neurons in tensor.neurons
+            )
+        ]
+        table.add_row(group.name, f"{group.size:,}", ", ".join(names))
+        offset += group.size
+    return table
