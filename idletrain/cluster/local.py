@@ -76,7 +76,7 @@ class LocalFleet:
         return time.monotonic() - self._started_at
 
     def last_words(self) -> dict[str, str]:
-        """Return the last lines of the log of each worker that ended without being asked to."""
+        """Return the last lines of the log of each worker that ended by itself."""
         failed = [name for name, process in self._processes.items() if process.poll()]
         return {name: last_lines(self.logs / f"{name}.log") for name in failed}
 
