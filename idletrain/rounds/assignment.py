@@ -9,7 +9,16 @@ from dataclasses import replace
 from idletrain.exchange.messages import LeaseId
 from idletrain.rounds import lockstep_rules
 from idletrain.rounds.protocol import GrantLease
-from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState, WorkerState, with_subnet, with_worker
+from idletrain.rounds.table import (
+    HeldSubnet,
+    Lease,
+    Phase,
+    RoundState,
+    SubnetState,
+    WorkerState,
+    with_subnet,
+    with_worker,
+)
 
 QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
 
@@ -28,7 +37,8 @@ def queued_subnets(state: RoundState) -> Sequence[int]:
     """Return the subnets that are leased to a worker that first finishes another one."""
     several = (worker.attempts for worker in state.workers.values() if len(worker.attempts) > 1)
     behind = [item for attempts in several for item in list(attempts.items())[1:]]
-    return [k for attempt, k in behind if (lease := state.subnets[k].lease_of(attempt)) and lease.queued]
+    leases = ((held.number, state.lease_of(held.number, attempt)) for attempt, held in behind)
+    return [k for k, lease in leases if lease and lease.queued]
 
 
 def able_workers(state: RoundState, subnet: SubnetState) -> list[str]:
@@ -50,7 +60,7 @@ def lease_subnets(
     staying = {name: worker for name, worker in state.workers.items() if worker.stays}
     if state.rules.lockstep:
         staying = lockstep_rules.of_cohort(state, staying)
-    room = sorted((_free_bytes(state, worker), name) for name, worker in staying.items() if willing(worker))
+    room = sorted((_free_bytes(worker), name) for name, worker in staying.items() if willing(worker))
     # In lockstep a busy worker is not freed until every subnet has a worker.
     others = {n: w for n, w in staying.items() if _is_sound(w) and (willing(w) or not state.rules.lockstep)}
     largest_sound = max((worker.memory_bytes for worker in others.values()), default=0)
@@ -96,7 +106,8 @@ def grant(state: RoundState, now: float, k: int, name: str, *, backup: bool = Fa
         leased = replace(subnet, phase=Phase.LEASED, lease=lease, in_flight=(0, 0.0))
     state = with_subnet(replace(state, attempts=attempt), k, leased)
     worker = state.workers[name]
-    state = with_worker(state, name, replace(worker, attempts={**worker.attempts, attempt: k}))
+    held = HeldSubnet(k, subnet.need_bytes, subnet.exclusive)
+    state = with_worker(state, name, replace(worker, attempts={**worker.attempts, attempt: held}))
     return state, GrantLease(LeaseId(state.run, state.epoch, state.round, k, attempt), name, subnet.steps, backup)
 
 
@@ -115,9 +126,9 @@ def free_slot(state: RoundState, name: str, attempt: int, now: float) -> RoundSt
     worker = state.workers.get(name)
     if worker is None or attempt not in worker.attempts:
         return state
-    left = {other: k for other, k in worker.attempts.items() if other != attempt}
-    for following, k in list(left.items())[:1]:
-        lease = state.subnets[k].lease_of(following)
+    left = {other: held for other, held in worker.attempts.items() if other != attempt}
+    for following, (k, *_) in list(left.items())[:1]:
+        lease = state.lease_of(k, following)
         if lease and lease.queued:
             lease = replace(lease, queued=False, granted_at=now, reported_at=now, progress_at=now, paced_at=now)
             state = with_subnet(state, k, state.subnets[k].with_lease(lease))
@@ -135,14 +146,14 @@ def take_turn(state: RoundState, lease: Lease, since: float) -> RoundState:
     if not lease.queued or worker is None or lease.attempt not in worker.attempts:
         return state
     first, *_ = worker.attempts
-    expected = state.subnets[worker.attempts[first]].lease_of(first)
+    k = worker.attempts[first].number
+    expected = state.lease_of(k, first)
     if expected and expected.doing == "wait":
-        k = worker.attempts[first]
         state = with_subnet(state, k, state.subnets[k].with_lease(replace(expected, queued=True)))
-    k = worker.attempts[lease.attempt]
+    turn = worker.attempts[lease.attempt]
     trains = replace(lease, queued=False, granted_at=since)
-    state = with_subnet(state, k, state.subnets[k].with_lease(trains))
-    return with_worker(state, lease.worker, replace(worker, attempts={lease.attempt: k, **worker.attempts}))
+    state = with_subnet(state, turn.number, state.subnets[turn.number].with_lease(trains))
+    return with_worker(state, lease.worker, replace(worker, attempts={lease.attempt: turn, **worker.attempts}))
 
 
 def _avoided(subnet: SubnetState, others: Mapping[str, WorkerState]) -> frozenset[str]:
@@ -179,6 +190,6 @@ def _worth_leasing(state: RoundState, subnet: SubnetState) -> bool:
     return bool(state.subnets.count(Phase.LEASED)) or not state.subnets.started
 
 
-def _free_bytes(state: RoundState, worker: WorkerState) -> int:
-    held = [state.subnets[k] for k in worker.attempts.values()]
+def _free_bytes(worker: WorkerState) -> int:
+    held = worker.attempts.values()
     return 0 if any(subnet.exclusive for subnet in held) else worker.memory_bytes - sum(s.need_bytes for s in held)

@@ -11,7 +11,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import NamedTuple, overload
 
 from idletrain.exchange.messages import Activity
 from idletrain.rounds.best import Scores
@@ -217,6 +217,14 @@ class RoundRules:
     lockstep: bool = False
 
 
+class HeldSubnet(NamedTuple):
+    """A subnet that a worker holds, of the open round or of an earlier one that its attempt has outlived."""
+
+    number: int
+    need_bytes: int
+    exclusive: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     """A worker that may be leased subnets.
@@ -235,7 +243,7 @@ class WorkerState:
     leases: int = 1
     cohort: str = ""
     draining: bool = False
-    attempts: Mapping[int, int] = field(default_factory=dict)
+    attempts: Mapping[int, HeldSubnet] = field(default_factory=dict)
     unwanted: Mapping[int, float] = field(default_factory=dict)
     faults: int = 0
     step_seconds: float | None = None
@@ -277,6 +285,10 @@ class RoundState:
     scores: Scores = field(default_factory=dict)
     keeping: str | None = None
     stopping: bool = False
+
+    def lease_of(self, subnet: int, attempt: int) -> Lease | None:
+        """Return an attempt's lease if it holds; it may be at a subnet of an earlier round, which had more."""
+        return self.subnets[subnet].lease_of(attempt) if subnet < len(self.subnets) else None
 
 
 def with_worker(state: RoundState, name: str, worker: WorkerState) -> RoundState:

@@ -149,10 +149,9 @@ def on_attempt_ended(state: RoundState, event: AttemptEnded) -> Transition:
     if worker and attempt in worker.attempts:
         state = free_slot(state, event.worker, attempt, event.now)
         cause = "notice" if worker.draining else cause
-    subnet = state.subnets[k]
-    holds = subnet.lease_of(attempt) is not None
-    if worker and holds and event.out_of_memory and subnet.exclusive:  # the worker gets no subnet as large again
-        worker = replace(state.workers[event.worker], memory_bytes=subnet.need_bytes - 1)
+    holds = state.lease_of(k, attempt) is not None  # not of an earlier round's subnet
+    if worker and holds and event.out_of_memory and state.subnets[k].exclusive:  # it gets no subnet as large again
+        worker = replace(state.workers[event.worker], memory_bytes=state.subnets[k].need_bytes - 1)
         state = with_worker(state, event.worker, worker)
     state, commands = lose_leases(state, ((k, attempt),) if holds else (), event.now, cause)
     return state, (*sick, *commands)

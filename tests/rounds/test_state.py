@@ -53,6 +53,9 @@ EVENTS = st.lists(
     st.tuples(st.sampled_from((*ACTIONS, "evaluate", "illegal")), st.integers(0, 50), st.integers(0, 50)), max_size=80
 )
 EXCLUSIVE = st.frozensets(st.integers(0, 2))
+PHASES = st.dictionaries(
+    st.integers(1, 2), st.lists(st.sampled_from((SMALL, LARGE)), min_size=1, max_size=4).map(tuple)
+)
 
 
 def play(world: World, action: str, a: int, b: int) -> None:  # noqa: C901 (one case an action)
@@ -127,43 +130,50 @@ def refuse_illegal(world: World) -> None:
     assert world.state.workers == workers
 
 
+def subnets_of(phases: dict[int, tuple[int, ...]], round_: int) -> int:
+    """Return how many subnets a round has that begins with three."""
+    return next((len(phases[at]) for at in range(round_, 0, -1) if at in phases), 3)
+
+
 @settings(deadline=None, max_examples=400)
-@given(EVENTS, EXCLUSIVE)
+@given(EVENTS, EXCLUSIVE, PHASES)
 def test_reissue_ends_and_takes_every_subnet_once_with_all_its_steps(
-    events: list[tuple[str, int, int]], exclusive: frozenset[int]
+    events: list[tuple[str, int, int]], exclusive: frozenset[int], phases: dict[int, tuple[int, ...]]
 ) -> None:
-    world = World(exclusive=exclusive, watch=Watch("loss", higher=False))
+    world = World(exclusive=exclusive, watch=Watch("loss", higher=False), later_needs=phases)
     for event in events:
         play(world, *event)
     world.drive()
     if world.finished == "completed":
-        assert world.stored == {(r, k): STEPS for r in range(3) for k in range(3)}
+        assert world.stored == {(r, k): STEPS for r in range(3) for k in range(subnets_of(phases, r))}
         assert [c.round for c in world.committed] == [0, 1, 2]
     else:
         assert world.finished in ("diverged", "failed")
 
 
 @settings(deadline=None, max_examples=400)
-@given(EVENTS)
-def test_lockstep_ends_and_takes_all_subnets_of_a_round_at_once(events: list[tuple[str, int, int]]) -> None:
-    world = World(lockstep=True)
+@given(EVENTS, PHASES)
+def test_lockstep_ends_and_takes_all_subnets_of_a_round_at_once(
+    events: list[tuple[str, int, int]], phases: dict[int, tuple[int, ...]]
+) -> None:
+    world = World(lockstep=True, later_needs=phases)
     for event in events:
-        stored = len(world.stored)
+        stored, together = len(world.stored), len(world.needs)
         play(world, *event)
-        assert len(world.stored) - stored in (0, 3)
+        assert len(world.stored) - stored in (0, together)
     world.drive()
     if world.finished == "completed":
-        assert world.stored == {(r, k): STEPS for r in range(3) for k in range(3)}
+        assert world.stored == {(r, k): STEPS for r in range(3) for k in range(subnets_of(phases, r))}
     else:
         assert world.finished in ("diverged", "failed")
 
 
 @settings(deadline=None, max_examples=400)
-@given(EVENTS, EXCLUSIVE)
+@given(EVENTS, EXCLUSIVE, PHASES)
 def test_salvage_ends_and_takes_every_subnet_at_most_once(
-    events: list[tuple[str, int, int]], exclusive: frozenset[int]
+    events: list[tuple[str, int, int]], exclusive: frozenset[int], phases: dict[int, tuple[int, ...]]
 ) -> None:
-    world = World(salvage=True, exclusive=exclusive)
+    world = World(salvage=True, exclusive=exclusive, later_needs=phases)
     for event in events:
         play(world, *event)
     world.drive()
@@ -401,6 +411,40 @@ def test_a_restart_after_the_last_commit_only_evaluates_and_ends(round_: int) ->
     assert world.leases == []
     world.evaluate(0.5)
     assert world.finished == "completed"
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("failed", [False, True])
+def test_an_attempt_that_ends_after_a_phase_of_fewer_subnets_began_frees_its_worker(
+    lockstep: bool, failed: bool
+) -> None:
+    world = World(needs=(SMALL, SMALL, SMALL), evaluate_every=9, later_needs={1: (LARGE,)}, lockstep=lockstep)
+    world.join("a", "b", "c")
+    world.do(ClockTick)
+    last = world.lease_of(2)
+    for k in range(3):
+        assert world.send(Pushed, world.lease_of(k), steps=STEPS) is Reply.ACCEPTED
+    for k in range(3):
+        world.store(k)
+    world.commit()
+    world.end(last, failed=failed)
+    assert not any(last.attempt in worker.attempts for worker in world.state.workers.values())
+    assert world.lease_of(0).round == 1
+
+
+def test_an_attempt_that_outlives_its_phase_holds_the_memory_that_it_was_leased_with() -> None:
+    world = World(needs=(LARGE,), evaluate_every=9, later_needs={1: (SMALL, LARGE, LARGE)})
+    world.join("slow", memory_bytes=2 * LARGE - 1, leases=2)
+    world.now += 11
+    world.do(ClockTick)  # its lease expires, and it does not say that it has ended the attempt
+    assert [lost.cause for lost in world.lost] == ["lease"]
+    world.join("fast")
+    world.finish_subnet(0)
+    world.commit()
+    assert world.state.workers["slow"].attempts
+    granted = {command.worker for command in world.leases if command.lease.round == 1 and command.lease.subnet}
+    assert granted == {"fast"}
+    assert all(s.lease.worker != "slow" for s in world.state.subnets if s.need_bytes == LARGE)
 
 
 def test_a_phase_has_its_own_steps_and_subnets_and_knows_no_pace_of_the_last() -> None:

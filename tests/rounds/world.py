@@ -40,6 +40,7 @@ class World:
         needs = rules.pop("needs", (SMALL, LARGE, SMALL))
         staged, round_ = rules.pop("staged", {}), rules.pop("round_", 0)
         self.needs, self.exclusive = needs, rules.pop("exclusive", frozenset())
+        self.later_needs: dict[int, tuple[int, ...]] = rules.pop("later_needs", {})  # of rounds that begin a phase
         self.now = 0.0
         workers = {name: WorkerState(memory_bytes=LARGE, leases=2) for name in rules.pop("workers", ())}
         rules_ = RoundRules(**(settings_ | rules))
@@ -96,7 +97,10 @@ class World:
 
     def commit(self, *, snapshot_due: bool = False) -> None:
         self.commit_due = False
-        self.do(Committed, needs=self.needs, exclusive=self.exclusive, snapshot_due=snapshot_due)
+        begun = self.later_needs.get(self.state.round + 1)
+        self.needs, steps = begun or self.needs, STEPS if begun else None
+        exclusive = frozenset(k for k in self.exclusive if k < len(self.needs))
+        self.do(Committed, needs=self.needs, exclusive=exclusive, snapshot_due=snapshot_due, new_local_steps=steps)
 
     def evaluate(self, accuracy: float | None = None, score: float | None = None) -> None:
         """Report an evaluation, or that a snapshot alone is written; a score that is due is kept."""
