@@ -32,6 +32,7 @@ from idletrain.nn.data.batches import (
 )
 from idletrain.nn.data.csr import Rows
 from idletrain.nn.data.extreme import SparseSamples
+from idletrain.nn.data.graphs import is_graph
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.data.tables import SparseTable
 from idletrain.nn.ist.modules import copied, in_training
@@ -57,17 +58,21 @@ def open_samples(source: Source, field: str) -> Samples:
 def first_samples(samples: Samples, batch_size: int, field: str) -> tuple[Any, Any]:
     """Return inputs and target of two samples, or of one if a batch holds no more.
 
-    Parts of a batch that the user's own `collate_fn` makes may have other numbers of rows: the model and the loss tell
-    whether they fit.
+    Where items are joined, the model and the loss tell whether parts of a batch fit.
     """
     pair = _read(samples, np.arange(min(2, batch_size, len(samples))), field)
-    if is_collated(samples):
+    if are_joined(samples, pair[0]):
         return pair
     if fault := uneven(pair[0]):
         raise JobError(f"{field}: of its inputs, {fault}; there should be as many of each")
     if pair[1] is not pair[0] and (fault := uneven({"inputs": pair[0], "labels": pair[1]})):
         raise JobError(f"{field}: of a batch, {fault}; there should be as many of both, in the first dimension")
     return pair
+
+
+def are_joined(samples: Any, inputs: Any) -> bool:
+    """Return whether parts of a batch may have other numbers of rows: graphs, or what the user's `collate_fn` makes."""
+    return is_graph(inputs) or is_collated(samples)
 
 
 def is_collated(samples: Any) -> bool:

@@ -274,8 +274,8 @@ def _with_labels(loss: Loss, samples: Samples, outputs: Any, field: str) -> Loss
 
 
 def _check_joined(module: nn.Module, samples: Samples, trial: tuple[Any, Any], loss: Loss) -> None:
-    """Check that the loss fits a few samples, too, where the user's own `collate_fn` joins them."""
-    if checks.is_collated(samples):
+    """Check that the loss fits a few samples, too, where they are joined."""
+    if checks.are_joined(samples, trial[0]):
         name = next((name for name, known in LOSSES.items() if known is loss), getattr(loss, "__name__", repr(loss)))
         checks.check_loss(loss, name, checks.outputs_of(module, trial, "data.train"), trial)
 

@@ -86,6 +86,7 @@ def runs_here(line: str) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:Tried to parse AWS..S3..BucketPolicy")  # moto makes none
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")  # torch_geometric
 @pytest.mark.timeout(900)  # of a page's commands, on a machine that does much else
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=name_of)
 def test_code_blocks_work(page: Path, folder: Path, request: pytest.FixtureRequest) -> None:

@@ -105,14 +105,17 @@ def test_a_copy_of_a_graph_leaves_the_graph_as_it_was() -> None:
     assert torch.equal(inputs.x, before)
 
 
-def test_a_classifier_of_graphs_learns_on_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "form"), [(OneArgument, "a DataLoader"), (ByName, "a list")])
+def test_a_classifier_of_graphs_learns_on_workers(module: type[OneArgument], form: str, tmp_path: Path) -> None:
+    given = GIVEN[form]
     torch.manual_seed(0)
     result = idletrain.fit(
-        OneArgument(32),
-        DataLoader(graphs(240), batch_size=24, shuffle=True),  # type: ignore[arg-type]
-        test=DataLoader(graphs(60), batch_size=24),  # type: ignore[arg-type]
+        module(32),
+        given(240),
+        test=given(60),
         optimizer={"name": "adamw", "lr": 0.01},
         method="local-sgd",
+        batch_size=24,
         subnets=2,
         workers=2,
         rounds=8,
@@ -121,4 +124,5 @@ def test_a_classifier_of_graphs_learns_on_workers(tmp_path: Path) -> None:
     )
     assert result.summary["accuracy"] > 0.7
     inputs, _ = as_samples(graphs(60)).batch(np.arange(60))
-    assert float((result.module.eval()(inputs).argmax(1) == inputs.y).float().mean()) > 0.7
+    outputs = batches.call(result.module.eval(), inputs)
+    assert float((outputs.argmax(1) == inputs.y).float().mean()) > 0.7
