@@ -43,6 +43,8 @@ def main() -> None:
             sys.exit(error.exit_code)
         typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
         sys.exit(BUG_EXIT)
+    finally:  # else `python -m` ends by SIGINT if Ctrl-C came while it executed a text, as a dataclass's import does
+        exec("")  # noqa: S102
 
 
 def bypass_proxies(environment: MutableMapping[str, str]) -> None:

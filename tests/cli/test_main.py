@@ -190,6 +190,12 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert main(("launch", "job.yaml"), monkeypatch, capsys)[0] == 130
 
 
+def test_ctrl_c_while_python_executes_a_text_is_exit_code_130_and_no_signal(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD.replace("idletrain.nn.models:mlp", "mine:net"))
+    (tmp_path / "mine.py").write_text("exec('raise KeyboardInterrupt')")  # as an import of a dataclass does
+    assert run("plan", "job.yaml", cwd=tmp_path).returncode == 130
+
+
 def test_help_lists_the_commands_without_importing_what_is_heavy(tmp_path: Path) -> None:
     program = (
         "import sys\n"
