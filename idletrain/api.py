@@ -25,7 +25,7 @@ from idletrain.errors import RefusedError, RunError, user_code
 from idletrain.export import finished_module
 from idletrain.fabric.measuring.cluster import existing_cluster
 from idletrain.fabric.measuring.nodes import occupied
-from idletrain.job import Job, TrainingSettings
+from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.nn import travel
 from idletrain.nn.data.run_files import RunData
@@ -200,7 +200,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         return replace(prepared, logged_better=callbacks.better)
 
     options = RunOptions(provider=provider, resume=resume, watch=watch, summary=summary, on_evaluate=on_evaluate)
-    remembered = _remembering(prepare_module)
+    remembered = choose.remembering(prepare_module)
     composition = compose(job, options, prepare=remembered, decide=partial(_decide, scheduler, remembered))
     for note in (*composition.prepared.notes, *callbacks.notes, composition.prepared.fallback):
         if note:
@@ -258,20 +258,6 @@ def _optimizer(optimizer: Any, module: nn.Module) -> tuple[dict[str, Any], Sched
         return fields, None
     place = getattr(schedule, "__module__", "fit"), getattr(schedule, "__qualname__", type(schedule).__name__)
     return fields | {"schedule": ":".join(place)}, schedule
-
-
-def _remembering(prepare: Prepare) -> Prepare:
-    """Return a function that prepares no settings twice: the search for what can be cut takes seconds."""
-    known: list[tuple[TrainingSettings, Prepared]] = []
-
-    def prepared(job: Job) -> Prepared:
-        for settings, before in known:
-            if settings == job.training:
-                return before
-        known.append((job.training, prepare(job)))
-        return known[-1][1]
-
-    return prepared
 
 
 def _decide(scheduler: str | None, prepare: Prepare, job: Job) -> tuple[Job, ForecastTracker | None]:

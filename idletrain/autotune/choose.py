@@ -21,6 +21,20 @@ CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them `exchang
 Prepare = Callable[[Job], Prepared]
 
 
+def remembering(prepare: Prepare) -> Prepare:
+    """Return a function that prepares no training settings of one job twice: the search for cuts takes seconds."""
+    known: list[tuple[TrainingSettings, Prepared]] = []
+
+    def prepared(job: Job) -> Prepared:
+        for settings, before in known:
+            if settings == job.training:
+                return before
+        known.append((job.training, prepare(job)))
+        return known[-1][1]
+
+    return prepared
+
+
 def has_forecast(job: Job) -> bool:
     """Return whether a job can be forecast: very wide outputs and lockstep have rules of their own, phases differ."""
     training = job.training

@@ -19,6 +19,7 @@ from idletrain.errors import JobError, RefusedError, RunError, user_code
 if TYPE_CHECKING:  # each command imports what it needs, so that `idletrain --help` stays quick
     from distributed import Client
 
+    from idletrain.autotune.choose import Prepare
     from idletrain.autotune.forecast import AutotuneChoice, FleetFigures
     from idletrain.fabric.analysis.samples import Fabric
     from idletrain.job import Job
@@ -100,7 +101,7 @@ async def _measure(address: str | None, nodes: int | None, preset: PresetName) -
 
 
 def confirm_settings(
-    job: Job, scheduler: str | None, report: Callable[[str], None], *, always: bool = False
+    job: Job, scheduler: str | None, report: Callable[[str], None], prepare: Prepare, *, always: bool = False
 ) -> tuple[Job, AutotuneChoice | None]:
     """Choose the settings that the job leaves open for its fleet; report them with the reasons.
 
@@ -127,26 +128,25 @@ def confirm_settings(
                 report(f"{why}: the job runs with its default settings")
         else:
             report("timing the job's steps on this machine for some seconds")
-            fleet = _here(job)
+            fleet = _here(job, prepare)
         if fleet:
             probe.save_figures(folder, key, fleet, now)
     if fleet is None:
         return job, None
-    job, choice = choose.choose_settings(job, fleet, None if always else report)
+    job, choice = choose.choose_settings(job, fleet, None if always else report, prepare)
     for line in choose.choice_lines(choice):
         report(line)
     return job, choice
 
 
-def _here(job: Job) -> FleetFigures:
+def _here(job: Job, prepare: Prepare) -> FleetFigures:
     """Return the figures of workers on this machine."""
     from idletrain.autotune.local_fleet import local_figures
     from idletrain.nn.data.seeding import seeded
-    from idletrain.nn.prepare import prepare_job
     from idletrain.providers.local import worker_bytes
 
     with user_code("model or data: a step of training fails (", ")"), seeded(job.training.seed):
-        return local_figures(job, worker_bytes(job), prepare_job)
+        return local_figures(job, worker_bytes(job), prepare)
 
 
 async def _workers_of(scheduler: str) -> list[str]:

@@ -94,12 +94,14 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
     """
     from rich.console import Console
 
+    from idletrain.autotune.choose import remembering
     from idletrain.cluster.access import with_link
+    from idletrain.nn.prepare import prepare_job
     from idletrain.observe import display
     from idletrain.observe.forecast_record import ForecastTracker
     from idletrain.run import compose
 
-    provider = options.provider
+    provider, prepare = options.provider, remembering(prepare_job)
 
     def report(text: str) -> None:
         if not as_json:
@@ -108,10 +110,10 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
     def decide(job: Job) -> tuple[Job, ForecastTracker | None]:
         if not provider.measurable:
             return job, None
-        decided, choice = confirm_settings(job, provider.scheduler, report)
+        decided, choice = confirm_settings(job, provider.scheduler, report, prepare)
         return decided, ForecastTracker(choice.expected.as_record(), choice.why) if choice else None
 
-    composition = compose(settings, options, decide=decide, report=report)
+    composition = compose(settings, options, prepare=prepare, decide=decide, report=report)
     shown = display.choose_display(as_json, Console(), options.summary)
     with shown:
         outcome = asyncio.run(composition.launch(sinks=(with_link(settings.run_dir, shown),)))
@@ -135,6 +137,7 @@ def plan(
     import_from_here()
     from rich.console import Console
 
+    from idletrain.autotune.choose import remembering
     from idletrain.cli.plan_table import plan_table
     from idletrain.epochs import with_rounds
     from idletrain.nn.prepare import prepare_job
@@ -142,10 +145,10 @@ def plan(
     written = read_job_file(job, nodes)
     if memory:
         written = written.model_copy(update={"nodes": written.nodes.model_copy(update={"memory": memory})})
-    prepared = prepare_job(written)  # a fault of the job shows before seconds of measuring
-    settings, choice = confirm_settings(written, scheduler, typer.echo, always=True)
-    prepared = prepared if settings == written else prepare_job(settings)
-    settings, prepared = with_rounds(settings, prepared)
+    prepare = remembering(prepare_job)
+    prepare(written)  # a fault of the job shows before seconds of measuring
+    settings, choice = confirm_settings(written, scheduler, typer.echo, prepare, always=True)
+    settings, prepared = with_rounds(settings, prepare(settings))
     Console().print(plan_table(settings, prepared, forecast=choice is not None))
 
 

@@ -12,7 +12,7 @@ from idletrain.errors import JobError
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.nn.memory import subnet_need
-from idletrain.nn.prepare import from_settings
+from idletrain.nn.prepare import Prepared, from_settings, prepare_job
 
 from .test_forecast import FLEET, LOOPBACK
 
@@ -40,6 +40,24 @@ def test_steps_that_nodes_were_timed_at_are_taken() -> None:
     timed = replace(FLEET, step_seconds={forecast.option_key("ist", 2): 123.0})
     _, choice = choose.choose_settings(job(method="ist", subnets=2, local_steps=7), timed)
     assert choice.expected.compute == 7 * 123.0
+
+
+def test_a_network_is_prepared_once_for_each_settings_of_training() -> None:
+    calls: list[str] = []
+
+    def prepare(of: Job) -> Prepared:
+        calls.append(of.training.method)
+        return prepare_job(of)
+
+    remembered = choose.remembering(prepare)
+    first = remembered(job(method="ist", subnets=2))
+    assert remembered(job(method="ist", subnets=2)) is first
+    assert remembered(job(method="local-sgd", subnets=2)).program.training.method == "local-sgd"
+    assert calls == ["ist", "local-sgd"]
+    choose.choose_settings(job(), FLEET, None, remembered)
+    tried = len(calls)
+    choose.choose_settings(job(), FLEET, None, remembered)
+    assert len(calls) == tried > 2
 
 
 def test_what_it_leaves_open_is_chosen_for_the_fleet() -> None:

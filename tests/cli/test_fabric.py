@@ -14,6 +14,7 @@ import pytest
 import torch
 from distributed import Client
 
+from idletrain.autotune.choose import Prepare
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.cli import fabric
 from idletrain.cli import main as cli
@@ -25,7 +26,7 @@ from idletrain.fabric.measuring import cluster
 from idletrain.fabric.measuring.nodes import occupied
 from idletrain.job import Job
 from idletrain.job_file import parse_job
-from idletrain.nn.prepare import from_settings
+from idletrain.nn.prepare import from_settings, prepare_job
 from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler
 from idletrain.run import RunOptions, launch
@@ -126,34 +127,34 @@ FLEET = FleetFigures(4, 1e9, 1e9, 1e9, 1e9, 0.01, 1e9, 1 << 30)
 def test_a_launch_times_steps_only_if_there_is_something_to_choose_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def look(job: Job) -> FleetFigures:
+    def look(job: Job, _prepare: Prepare) -> FleetFigures:
         calls.append(job.nodes.count)
         return FLEET
 
     monkeypatch.setattr(fabric, "_here", look)
     lines: list[str] = []
     stated = job(method="ist", subnets=2, local_steps=3)
-    assert fabric.confirm_settings(stated, None, lines.append) == (stated, None)
+    assert fabric.confirm_settings(stated, None, lines.append, prepare_job) == (stated, None)
     lockstep = job(mode="lockstep", subnets=2)
-    assert fabric.confirm_settings(lockstep, None, lines.append, always=True) == (lockstep, None)
+    assert fabric.confirm_settings(lockstep, None, lines.append, prepare_job, always=True) == (lockstep, None)
     assert (calls, lines) == ([], [])
-    open_, choice = fabric.confirm_settings(job(), None, lines.append)
+    open_, choice = fabric.confirm_settings(job(), None, lines.append, prepare_job)
     assert choice is not None
     assert open_.training.subnets == choice.option.subnets
     assert calls == [4]
-    longer, choice = fabric.confirm_settings(job(rounds=9), None, lines.append)
+    longer, choice = fabric.confirm_settings(job(rounds=9), None, lines.append, prepare_job)
     assert choice is not None
     assert choice.expected.round > 0
     assert longer.training.rounds == 9
     assert calls == [4]
-    fabric.confirm_settings(job(batch_size=16), None, lines.append)
+    fabric.confirm_settings(job(batch_size=16), None, lines.append, prepare_job)
     assert calls == [4, 4]
-    assert fabric.confirm_settings(stated, None, lines.append, always=True)[0] == stated
+    assert fabric.confirm_settings(stated, None, lines.append, prepare_job, always=True)[0] == stated
     assert calls == [4, 4, 4]
     small = job().model_copy(update={"nodes": job().nodes.model_copy(update={"memory": 1 << 30})})
-    fabric.confirm_settings(small, None, lines.append)
+    fabric.confirm_settings(small, None, lines.append, prepare_job)
     assert calls == [4, 4, 4, 4]
-    again, choice = fabric.confirm_settings(stated, None, lines.append)
+    again, choice = fabric.confirm_settings(stated, None, lines.append, prepare_job)
     assert again == stated
     assert choice is not None
     assert choice.expected.round > 0
@@ -167,14 +168,14 @@ def test_workers_on_this_machine_are_chosen_for_without_starting_one_and_have_th
     stated = stated.model_copy(update={"nodes": stated.nodes.model_copy(update={"memory": 600 << 20})})
     monkeypatch.setattr("subprocess.Popen", mock.Mock(side_effect=AssertionError("a process is started")))
     drawn = torch.get_rng_state()
-    fleet = fabric._here(stated)
+    fleet = fabric._here(stated, prepare_job)
     assert 0 < fleet.memory_bytes < 600 << 20
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_a_loss_that_fails_is_named_before_anything_starts() -> None:
     with pytest.raises(JobError, match=r"^training\.loss: .*failing_loss does not fit .*: nothing here$"):
-        fabric._here(job(subnets=2, local_steps=3, loss=f"{__name__}:failing_loss"))
+        fabric._here(job(subnets=2, local_steps=3, loss=f"{__name__}:failing_loss"), prepare_job)
 
 
 def failing_loss(_outputs: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
@@ -267,7 +268,7 @@ def _choose_on(folder: Path, lines: list[str], disturb: Callable[[], None]) -> N
     async def go() -> None:
         async with open_cluster(folder / "cluster") as (address, _client):
             disturb()
-            chosen = await asyncio.to_thread(fabric.confirm_settings, job(), address, lines.append)
+            chosen = await asyncio.to_thread(fabric.confirm_settings, job(), address, lines.append, prepare_job)
             assert chosen == (job(), None)
 
     asyncio.run(go())
