@@ -43,7 +43,7 @@ def main() -> None:
             sys.exit(error.exit_code)
         typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
         sys.exit(BUG_EXIT)
-    finally:  # else `python -m` ends by SIGINT if Ctrl-C came while it executed a text, as a dataclass's import does
+    finally:  # else `python -m` ends by SIGINT after Ctrl-C inside a string that exec runs, as dataclasses do on import
         exec("")  # noqa: S102
 
 
