@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from idletrain.errors import JobError, user_code
 from idletrain.nn.data.batches import arguments, device_of, fresh, shapes_of
 from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, offsets
+from idletrain.nn.ist.modules import call_with
 from idletrain.nn.ist.shape_runs import ShapeMemory
 from idletrain.nn.ist.subnets import cut
 
@@ -88,7 +88,7 @@ class HalfTrial:
         args, kwargs = arguments(self.module, fresh(self._sample))
         try:
             with user_code(""), torch.no_grad(), torch.device(device_of(self._sample)), _quietly(), self._memory:
-                return shapes_of(functional_call(self.module, dict(values), args, kwargs))
+                return shapes_of(call_with(self.module, values, args, kwargs))
         finally:
             self.module.train(was_training)
 

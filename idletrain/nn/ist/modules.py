@@ -8,11 +8,13 @@ copy. Copies made here can be copied, and pickled by `travel`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import UninitializedBuffer
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -38,6 +40,21 @@ def set_buffer(module: nn.Module, name: str, value: Tensor) -> None:
         for short, buffer in owner._buffers.items():
             if buffer is former:
                 owner._buffers[short] = value
+
+
+def call_with(
+    module: nn.Module, values: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Call a module with other parameters and buffers, each wherever the module has the one of that name.
+
+    torch's own way to do that leaves a wrong tensor in a layer that the module holds under two names.
+    """
+    places: defaultdict[int, list[str]] = defaultdict(list)
+    for path, layer in module.named_modules():  # each layer under its first name alone
+        for short, tensor in (*layer._parameters.items(), *layer._buffers.items()):
+            places[id(tensor)].append(f"{path}.{short}" if path else short)
+    everywhere = {place: value for name, value in values.items() for place in places[id(tensor_of(module, name))]}
+    return functional_call(module, everywhere, tuple(args), dict(kwargs or {}), tie_weights=False)
 
 
 def in_training(module: nn.Module) -> nn.Module:

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from idletrain.errors import JobError, user_code
 from idletrain.nn.data.batches import Called, compared, fresh
 from idletrain.nn.ist.contractions import contracting_layers
 from idletrain.nn.ist.groups import INPUT_POWERS, WEIGHT_POWERS, Layout, Neurons, Scaling, offsets
-from idletrain.nn.ist.modules import in_training
+from idletrain.nn.ist.modules import call_with, in_training
 from idletrain.nn.ist.partition import Mask
 from idletrain.nn.ist.subnets import Positions, ScaledInputs, Subnet, cut
 
@@ -254,7 +253,7 @@ def run_with(
     try:
         with user_code(""), torch.no_grad(), torch.random.fork_rng(devices=[]), _NoDropout():
             torch.manual_seed(SEED)
-            outputs = functional_call(_Runs(module), values, (fresh(subject.inputs),))
+            outputs = call_with(_Runs(module), values, (fresh(subject.inputs),))
     except JobError as error:
         raise UnknownError(str(error)) from None
     finally:

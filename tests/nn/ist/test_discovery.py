@@ -286,6 +286,35 @@ def test_tied_parameters_are_cut_once_and_only_inside() -> None:
     check_subnets_run(module, sample, layout)
 
 
+class Twice(nn.Module):
+    """A block that runs twice, and a layer with a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 6), nn.ReLU())
+        self.first = nn.Linear(4, 6)
+        self.blocks = nn.ModuleList([block, block])
+        self.inner, self.outputs = nn.Linear(6, 10), nn.Linear(10, 3)
+        self.by_name = nn.ModuleDict({"inner": self.inner})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        outputs: Tensor = self.outputs(torch.relu(self.by_name["inner"](x)))
+        return outputs
+
+
+def test_a_layer_with_several_names_is_cut_once_and_stays_the_module_s() -> None:
+    module, sample = Twice(), torch.randn(2, 4)
+    expected = module(sample)
+    layout = layout_of(module, sample)
+    assert {"blocks.0.0", "inner"} <= sizes(layout).keys()
+    assert [t.name for t in layout.tensors] == [name for name, _ in module.named_parameters()]
+    check_subnets_run(module, sample, layout)
+    assert torch.equal(module(sample), expected)
+
+
 def test_torch_s_own_attention_is_cut_by_heads_and_at_its_stream() -> None:
     layout = layout_of(Attention(), torch.randn(2, 5, 6))
     assert sizes(layout) == {"inner": 8, "attention": 2, "up": 10}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from idletrain.nn import travel
-from idletrain.nn.ist.modules import computed_weights, copied, set_buffer, tensor_of
+from idletrain.nn.ist.modules import call_with, computed_weights, copied, set_buffer, tensor_of
 
 MAKERS: list[Callable[[nn.Module], nn.Module]] = [
     parametrizations.weight_norm,
@@ -66,3 +66,12 @@ def test_a_buffer_is_replaced_wherever_the_module_has_it_in_its_own_format() -> 
     set_buffer(module, "0.count", torch.tensor([2.6, 3.4]))
     assert tensor_of(module, "1.count").tolist() == [3, 3]
     assert tensor_of(module, "1.count") is tensor_of(module, "0.count")
+
+
+def test_a_module_is_called_with_other_values_wherever_it_has_a_parameter_and_has_its_own_again() -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    module = nn.Sequential(layer, layer, nn.Linear(4, 4, bias=False))
+    module[2].weight = layer.weight
+    assert torch.equal(call_with(module, {"0.weight": 2 * torch.eye(4)}, (X,)), 8 * X)
+    assert all(module[index].weight is layer.weight for index in range(3))
+    assert isinstance(layer.weight, nn.Parameter)
