@@ -211,7 +211,7 @@ OWN_TAGS = {TAG + "prefix": "s3://b/runs", TAG + "created": "2026-11-25T00:00:00
 READERS = {
     "aws answers": Reader(
         answer,
-        runs=8_000,
+        runs=45_000,
         sound=(
             b"\0\0"
             + ec2(
@@ -234,6 +234,7 @@ READERS = {
         odd=(
             b"\0\0<html><body>welcome</body></html>",
             b"\5\0{}",
+            b"\x08\2" + ec2("DescribeInstanceTypes", "<instanceTypeSet/>"),
             b"\5\0" + b"9" * 30,
             b"\5\0\xff",
             b'\x0a\0{"PriceList": ["{}"]}',
@@ -248,7 +249,7 @@ READERS = {
     ),
     "stored objects": Reader(
         stored,
-        runs=25_000,
+        runs=150_000,
         sound=(
             b'\0{"holder": "i-1", "renewed": 1.0}',
             b"\1" + RECORD.as_json(),
@@ -276,7 +277,7 @@ READERS = {
     ),
     "tags": Reader(
         tags,
-        runs=500_000,
+        runs=3_000_000,
         sound=(json.dumps(OWN_TAGS).encode(), json.dumps({**OWN_TAGS, TAG + "role": "head"}).encode()),
         modules=("cloud.teardown",),
         odd=(
@@ -286,7 +287,7 @@ READERS = {
     ),
     "machine's metadata": Reader(
         told_by_machine,
-        runs=300_000,
+        runs=2_000_000,
         sound=(b'{"action": "terminate"}',),
         modules=("cloud.aws.metadata",),
         odd=(b"\xff", b"[]"),

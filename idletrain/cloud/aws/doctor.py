@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from idletrain.cloud.aws import images, quotas
 from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.errors import code_of
 from idletrain.errors import IdletrainError
 from idletrain.machine_settings import NO_IMAGE, CloudSettings
 from idletrain.providers.protocol import CheckResult
@@ -72,7 +73,7 @@ def _bucket(account: Account, bucket: str) -> tuple[bool, str]:
             "404": f"there is no bucket {bucket}; deploy infra/aws, which makes it",
             "403": f"the bucket {bucket} is not ours; name one that is",
         }
-        text = messages.get(error.response["Error"]["Code"])
+        text = messages.get(code_of(error))
         if text is None:
             raise
         return False, f"checkpoint.to: {text}"

@@ -71,7 +71,7 @@ def error_kind(error: Exception) -> ErrorKind:
     if not isinstance(error, ClientError):
         return ErrorKind.REFUSED
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return kind_of_answer(error.response["Error"], status)
+    return kind_of_answer(fault_of(error), status)
 
 
 def kind_of_answer(error: Mapping[str, str], status: int = HTTPStatus.OK) -> ErrorKind:
@@ -98,6 +98,7 @@ def _is_passing(code: str, status: int) -> bool:
     return (
         status >= HTTPStatus.INTERNAL_SERVER_ERROR
         or status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+        or not code
         or code in EXPIRED_CODES
         or ThrottledRetryableChecker().is_retryable(throttled)
     )
@@ -106,8 +107,10 @@ def _is_passing(code: str, status: int) -> bool:
 def sentence_of(error: Exception) -> str:
     """Return what AWS says in a request's error, without what to do."""
     if isinstance(error, ClientError):
-        message = error.response["Error"].get("Message", "")
-        return f"AWS refuses {error.operation_name}: {code_of(error)}: {message}"
+        fault = fault_of(error)
+        if not fault["Code"]:
+            return f"AWS is not what answers {error.operation_name}: it refuses without a code"
+        return "AWS refuses {}: {Code}: {Message}".format(error.operation_name, **fault)
     if isinstance(error, UNREADABLE):
         return f"AWS is not what answers: {_first_line(error)}"
     return f"AWS cannot be reached: {error}"
@@ -147,8 +150,12 @@ def ignoring(codes: Collection[str]) -> Iterator[None]:
 
 def code_of(error: ClientError) -> str:
     """Return the code of an error."""
-    code: str = error.response["Error"]["Code"]
-    return code
+    return fault_of(error)["Code"]
+
+
+def fault_of(error: ClientError) -> dict[str, str]:
+    """Return `Code` and `Message` of an error, empty where it has none: a proxy's page may happen to be XML."""
+    return {"Code": "", "Message": "", **error.response.get("Error", {})}
 
 
 def required(answer: Mapping[str, Any], name: str) -> Any:

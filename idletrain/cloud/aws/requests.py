@@ -11,7 +11,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from idletrain.cloud.aws.errors import ErrorKind, error_kind, kind_of_answer, sentence_of
+from botocore.exceptions import ClientError
+
+from idletrain.cloud.aws.errors import ErrorKind, code_of, error_kind, kind_of_answer, sentence_of
 from idletrain.cloud.machines import TAG, LaunchedMachine, LaunchOutcome, LaunchSite, NodeRequest, Pool
 
 FIRST_PORT, LAST_PORT = 1024, 65535
@@ -137,7 +139,7 @@ def outcome_of_fleet(answer: Mapping[str, Any], requested: Collection[Pool], zon
     for error in answer.get("Errors") or ():
         overrides = error.get("LaunchTemplateAndOverrides", {}).get("Overrides", {})
         unavailable |= {_pool(overrides, market, zones)} if "InstanceType" in overrides else set(requested)
-        fault = {"Code": error["ErrorCode"], "Message": error.get("ErrorMessage", "")}
+        fault = {"Code": error.get("ErrorCode", ""), "Message": error.get("ErrorMessage", "")}
         reasons[_why(kind_of_answer(fault), fault["Code"], "{Code}: {Message}".format(**fault))] = None
     # Nothing is repeated: its token would return the same answer.
     return LaunchOutcome(machines, frozenset(unavailable), "; ".join(filter(None, reasons)))
@@ -148,7 +150,7 @@ def outcome_of_error(error: Exception, requested: Collection[Pool]) -> LaunchOut
     kind = error_kind(error)
     if kind in (ErrorKind.PASSING, ErrorKind.ABSENT):
         return LaunchOutcome(why=sentence_of(error), repeat=True)
-    code = error.response["Error"]["Code"] if hasattr(error, "response") else ""
+    code = code_of(error) if isinstance(error, ClientError) else ""
     return LaunchOutcome(unavailable=frozenset(requested), why=_why(kind, code, sentence_of(error)))
 
 
