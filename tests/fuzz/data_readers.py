@@ -122,7 +122,7 @@ CSR = {"format": np.array(b"csr"), "shape": [2, 3], "indptr": [0, 1, 2], "indice
 READERS = {
     "job": Reader(
         job,
-        runs=12_000,
+        runs=90_000,
         sound=(b"name: t\nmodel: {factory: 'a.b:c', args: {widths: [1, 2]}}\ndata: {name: digits}\n",),
         modules=("job_file",),
         odd=(
@@ -132,7 +132,7 @@ READERS = {
     ),
     "arrays": Reader(
         array_file,
-        runs=8_000,
+        runs=45_000,
         sound=(b"\1" + npz(x=np.zeros((2, 2), np.float32), y=np.arange(2)),),
         modules=("nn.data.arrays",),
         odd=(
@@ -148,7 +148,7 @@ READERS = {
     ),
     "sparse": Reader(
         sparse_file,
-        runs=3_000,
+        runs=15_000,
         sound=(b"2 3 4\n1,2 0:1.5 2:1\n3 1:2e3\n", b"\0" + npz(**CSR) + npz(**CSR)),
         modules=("nn.data.sparse_formats", "nn.data.extreme"),
         odd=(
@@ -161,7 +161,7 @@ READERS = {
     ),
     "images": Reader(
         image,
-        runs=9_000,
+        runs=80_000,
         sound=(
             *(b"\0" + picture(kind) for kind in ("PNG", "GIF", "BMP", "PPM", "TIFF", "JPEG")),
             b"\1" + picture("PNG"),
@@ -172,7 +172,7 @@ READERS = {
     ),
     "text": Reader(
         text,
-        runs=1_000,
+        runs=2_000,
         sound=(
             b"15s",
             b"2GiB",

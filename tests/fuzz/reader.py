@@ -23,7 +23,7 @@ class Reader:
 
     Attributes:
         read: The reader; it may write into the working directory.
-        runs: How many a campaign makes: about half a minute of a core.
+        runs: How many a campaign makes: about a minute of a core.
         sound: Bytes that it takes.
         modules: The modules of idletrain that parse them.
         odd: Bytes that it may refuse; those that broke it once are among them.

@@ -199,7 +199,7 @@ POSITION = stream_position.StreamPosition(0, 1, 2, 3, 0, 6, {"epoch": 0}).encode
 READERS = {
     "events": Reader(
         events,
-        runs=500,
+        runs=800,
         sound=(EVENTS,),
         modules=("observe.records",),
         odd=(
@@ -209,20 +209,20 @@ READERS = {
     ),
     "log": Reader(
         log,
-        runs=25_000,
+        runs=100_000,
         sound=(b'8c736521 {"kind":"commit","n":7,"round":3}\n', b"", b"00000000 {"),
         modules=("rounds.durable.write_ahead_log",),
     ),
     "history": Reader(
         log_history,
-        runs=15_000,
+        runs=85_000,
         sound=(HISTORY,),
         modules=("rounds.durable.history",),
         odd=(b'{"kind": "stage", "n": 0}',),
     ),
     "snapshot": Reader(
         snapshot_file,
-        runs=9_000,
+        runs=80_000,
         sound=(
             b"\0" + snapshot()[module_state.STATE_FILE],
             b"\1" + snapshot()["manifest.json"],
@@ -238,7 +238,7 @@ READERS = {
     ),
     "small files": Reader(
         small_file,
-        runs=20_000,
+        runs=100_000,
         sound=(
             b'\0[[0, 20, "{\\"shard\\": 0}"]]',
             b'\1{"name": "t", "model": {"factory": "a.b:c"}, "data": {"name": "digits"}}',
@@ -260,7 +260,7 @@ READERS = {
     ),
     "certificates": Reader(
         certificate,
-        runs=1_000,
+        runs=2_500,
         sound=(pem(), b'{"ca": "x", "cert": "y", "key": "z"}'),
         modules=("cluster.contact", "cluster.identity"),
         odd=(
@@ -271,7 +271,7 @@ READERS = {
     ),
     "fabric": Reader(
         fabric,
-        runs=800_000,
+        runs=6_000_000,
         sound=(b'{"schema": 2, "points": [], "nodes": [], "about": {}}',),
         modules=("fabric.analysis.samples",),
         odd=(b"[]", b'{"schema": null}', b"[" * 2000),

@@ -134,7 +134,7 @@ TOKEN = b"X-aws-ec2-metadata-token"
 READERS = {
     "signature": Reader(
         signature,
-        runs=800_000,
+        runs=9_000_000,
         sound=(signed_body(b"Action=DescribeInstances"),),
         modules=("cloud.sandbox.signatures",),
         odd=(
@@ -145,7 +145,7 @@ READERS = {
     ),
     "sandbox request": Reader(
         request,
-        runs=3_000,
+        runs=20_000,
         sound=(
             b"\0POST\nAction=DescribeInstances&Version=2016-11-15&Filter.1.Name=tag-key&Filter.1.Value.1=x",
             b"\0POST\nAction=RunInstances&Version=2016-11-15&ImageId=ami-03cf127a&MinCount=1&MaxCount=1&InstanceType=m5.large",
@@ -169,7 +169,7 @@ READERS = {
     ),
     "metadata call": Reader(
         metadata_call,
-        runs=150_000,
+        runs=1_500_000,
         sound=(
             b"PUT /s/latest/api/token HTTP/1.1\r\nHost: 127.0.0.1:9\r\n" + TOKEN + b"-ttl-seconds: 60\r\n\r\n",
             b"GET /s/latest/meta-data/tags/instance/k HTTP/1.1\r\nHost: 127.0.0.1:9\r\n" + TOKEN + b": t\r\n\r\n",
@@ -180,7 +180,7 @@ READERS = {
     ),
     "machine's commands": Reader(
         command,
-        runs=1_000_000,
+        runs=4_000_000,
         sound=(b"\0-h\0+5", b"\1-D\0/dev/stdin\0/etc/x", b"\2run\0--rm\0-e\0A=b\0image\0node"),
         modules=("cloud.sandbox.shims",),
         odd=(b"\0-h\0+\xc2\xb2", b"\0-h\0+" + b"9" * 400),

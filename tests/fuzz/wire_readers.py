@@ -129,30 +129,30 @@ HEADER = {"lease": LEASE, "steps": 5, "train_seconds": 1.0, "checksum": messages
 READERS = {
     "datagram": Reader(
         datagram,
-        runs=800_000,
+        runs=3_500_000,
         sound=(Seal(bytes(16)).close(Packet(PacketKind.DATA, 1, 2, 3, 4, b"x")),),
         modules=("exchange.datagram.packet",),
     ),
     "session": Reader(
         session,
-        runs=5_000,
+        runs=11_000,
         sound=(
             sent((0, 0, 1, 0, bytes(PAYLOAD)), (1, 1, 1, 0, bytes(PAYLOAD)), (2, 1, 2, 3, bytes(4))),
             sent((3, 2, 1, 3, b""), (4, 2, 2, 0, bytes([0, 0, 0, 1, 5])), (5, 2, 3, 0, b"\7"), (5, 2, 4, 0, b"")),
         ),
         modules=("exchange.datagram.protocol", "exchange.datagram.transfer"),
     ),
-    "codec": Reader(coded, runs=12_000, sound=(bytes(4000), b"\xff" * 4000, b""), modules=("exchange.codec",)),
+    "codec": Reader(coded, runs=38_000, sound=(bytes(4000), b"\xff" * 4000, b""), modules=("exchange.codec",)),
     "push": Reader(
         push,
-        runs=500_000,
+        runs=3_000_000,
         sound=(json.dumps(HEADER).encode() + b"\n" + bytes(8),),
         modules=("exchange.messages",),
         odd=(b'{"lease": {}, "steps": "x"}\n',),
     ),
     "visit": Reader(
         visit,
-        runs=100_000,
+        runs=1_200_000,
         sound=(b'POST /idletrain/kill?token=token\nHost: localhost:1\nCookie: idletrain-1=token\n\n{"worker": "w"}',),
         modules=("cluster.dashboard_guard", "observe.page"),
         odd=(b"GET / \nHost: [\n\n", b"GET / \nHost: localhost:99999\nOrigin: http://[\n\n"),
@@ -160,7 +160,7 @@ READERS = {
     ),
     "probe call": Reader(
         probe_call,
-        runs=400_000,
+        runs=2_500_000,
         sound=(b'{"token": "t", "do": "sink"}\n.....', b'{"token": "t", "do": "echo"}\n........'),
         modules=("fabric.measuring.sockets",),
         odd=(b"[]\n", b"[" * 1000, b'{"token": "t"}\n', b'{"token": "t", "do": "source", "seconds": "x"}\n'),
