@@ -36,6 +36,7 @@ NAMES = (
     "scale",
     "page",
     "fine_tuning",
+    "finishing",
     "precision",
 )
 RESULTS = Path(__file__).parent / "results"

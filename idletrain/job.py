@@ -12,12 +12,12 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from idletrain.machine_settings import CloudSettings, NodeSettings
 from idletrain.optimizer_settings import MicroBatch, OptimizerSettings, OuterOptimizerSettings
-from idletrain.phases import PhaseSettings, TrainingPhase, in_order, spelled_out
+from idletrain.phases import PhaseSettings, TrainingPhase, finishing_whole, in_order, spelled_out
 from idletrain.quantities import parse_bytes
 from idletrain.strict_settings import Count, Seconds, StrictSettings
 
 # Settings of training that are chosen for the fleet when a job leaves them out.
-OPEN_SETTINGS = ("method", "subnets", "local_steps", "exchange")
+OPEN_SETTINGS = ("method", "subnets", "local_steps", "finish_whole", "exchange")
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # a DNS label: it also names buckets and instances
 
 
@@ -151,6 +151,9 @@ class TrainingSettings(StrictSettings):
     phases: tuple[PhaseSettings, ...] = ()
     """How the rounds divide the network, such as `[{rounds: 90, subnets: 8}, {rounds: 30, subnets: 1}]`: each phase has
     `rounds`, and `subnets`, `copies` or `local_steps` of its own. All rounds divide it alike when empty."""
+    finish_whole: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the rounds, the last ones, in which every subnet is the whole network, as in local SGD, so that neurons
+    learn to work together: 0.2 for a fifth. Tried, too, when the method is left out."""
     rounds: Count = 120
     """Rounds to train; those of all `phases` together."""
     epochs: float | None = Field(default=None, gt=0)
@@ -203,9 +206,15 @@ class TrainingSettings(StrictSettings):
         return spelled_out(settings)
 
     @property
+    def listed_phases(self) -> tuple[PhaseSettings, ...]:
+        """The phases that the job lists, or the two that `finish_whole` stands for; none where all rounds are alike."""
+        last = round(self.finish_whole * self.rounds)
+        return self.phases or (finishing_whole(self.rounds, last, self.subnets) if 0 < last < self.rounds else ())
+
+    @property
     def every_phase(self) -> tuple[TrainingPhase, ...]:
         """The phases with nothing left out; a single one where the job has none."""
-        given = self.phases or (PhaseSettings(rounds=self.rounds),)
+        given = self.listed_phases or (PhaseSettings(rounds=self.rounds),)
         return tuple(in_order(given, self.subnets, self.copies, self.local_steps))
 
     def phase(self, round_: int) -> TrainingPhase:
@@ -226,7 +235,7 @@ class TrainingSettings(StrictSettings):
     def as_local_sgd(self) -> TrainingSettings:
         """Return the settings with local SGD in place of the job's method, which does not suit the model."""
         phases = tuple(phase.model_copy(update={"copies": None}) for phase in self.phases)
-        changes = {"method": "local-sgd", "instead_of": self.method, "copies": 1, "phases": phases}
+        changes = {"method": "local-sgd", "instead_of": self.method, "copies": 1, "phases": phases, "finish_whole": 0.0}
         return self.model_copy(update=changes)
 
 

@@ -129,6 +129,7 @@ def _contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
                 (field, "data.train", "data.test"),
                 f"{field}: is measured on data.test, which is missing; name it, or leave {section} out",
             )
+    yield from _finish_contradictions(training)
     if training.phases:
         yield from _phase_contradictions(training)
     elif training.epochs is not None and "rounds" in training.model_fields_set:
@@ -140,7 +141,8 @@ def _contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     yield from _memory_contradictions(job)
     if training.mode == "lockstep":
         yield from _lockstep_contradictions(job)
-    if training.method == "local-sgd" and any(phase.copies > 1 for phase in training.every_phase):
+    copies = [training.copies, *(phase.copies or 1 for phase in training.phases)]
+    if training.method == "local-sgd" and max(copies) > 1:
         yield (
             ("training.copies", "training.phases", "training.method"),
             "training.copies: local-sgd has one of the network for each subnet; leave it out, or use method: ist",
@@ -155,6 +157,20 @@ def _block_contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     given |= {"model.fixed": job.model.fixed, "memory.out_of_core": job.memory.out_of_core == "always"}
     for field in [field for field, value in given.items() if value and job.model.split == "blocks"]:
         yield ("model.split", field), f"{field}: does not go with model.split: blocks; leave one of the two out"
+
+
+def _finish_contradictions(training: TrainingSettings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what does not go with rounds of whole networks at the end."""
+    if training.finish_whole and training.phases:
+        yield (
+            ("training.finish_whole", "training.phases"),
+            "training.finish_whole: training.phases say how the last rounds divide the network; leave one out",
+        )
+    if training.finish_whole and training.method == "local-sgd":
+        yield (
+            ("training.finish_whole", "training.method"),
+            "training.finish_whole: local-sgd trains the whole network in all rounds; leave it out, or use method: ist",
+        )
 
 
 def _phase_contradictions(training: TrainingSettings) -> Iterator[tuple[tuple[str, ...], str]]:

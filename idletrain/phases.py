@@ -64,6 +64,11 @@ class TrainingPhase:
         return self.first_step + (round_ - self.first_round) * self.local_steps
 
 
+def finishing_whole(rounds: int, last: int, subnets: int) -> tuple[PhaseSettings, ...]:
+    """Return the phases of rounds of which the last ones train the whole network in every subnet."""
+    return PhaseSettings(rounds=rounds - last), PhaseSettings(rounds=last, copies=subnets)
+
+
 def in_order(given: Sequence[PhaseSettings], subnets: int, copies: int, local_steps: int) -> Iterator[TrainingPhase]:
     """Yield the phases, with the job's own numbers where a phase leaves one out."""
     round_ = step = batch = 0

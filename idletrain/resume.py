@@ -13,6 +13,7 @@ FIXED_SETTINGS = (
     "training.subnets",
     "training.copies",
     "training.local_steps",
+    "training.finish_whole",
     "training.batch_size",
     "training.micro_batch",
     "training.ghost_batches",
@@ -53,8 +54,9 @@ def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> l
     if _fixed_part(job.training.phases) != _fixed_part(original.training.phases):
         faults.append("training.phases: are not those that the run began with; only the last may have other rounds")
     by_rounds = ("training.rounds",) if original.training.optimizer.ends and not by_epochs else ()  # lr follows
+    by_share = ("training.rounds", "training.epochs") if original.training.finish_whole else ()
     by_memory = ("memory.budget",) if original.training.micro_batch == "auto" else ()
-    for path in (*FIXED_SETTINGS, *by_rounds, *by_memory):
+    for path in dict.fromkeys((*FIXED_SETTINGS, *by_rounds, *by_share, *by_memory)):
         old: object = original
         new: object = job
         for part in path.split("."):

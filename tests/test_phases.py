@@ -113,6 +113,14 @@ def test_a_range_that_is_no_phases_is_refused_with_one_sentence(training: dict[s
             {"phases": [{"rounds": 3, "copies": 2}], "method": "local-sgd"},
             "training.copies: local-sgd has one of the network for each subnet; leave it out, or use method: ist",
         ),
+        (
+            {"phases": [{"rounds": 3}], "finish_whole": 0.2},
+            "training.finish_whole: training.phases say how the last rounds divide the network; leave one out",
+        ),
+        (
+            {"finish_whole": 0.2, "method": "local-sgd"},
+            "training.finish_whole: local-sgd trains the whole network in all rounds; leave it out, or use method: ist",
+        ),
         ({"phases": [{"subnets": 3}]}, "training.phases.0.rounds: is missing; add it"),
         ({"phases": [{"rounds": 0}]}, "training.phases.0.rounds: 0 should be greater than or equal to 1"),
     ],
@@ -124,7 +132,23 @@ def test_phases_that_do_not_add_up_are_refused_with_one_sentence(training: dict[
     assert list(refused.value.faults) == [fault]
 
 
+@pytest.mark.parametrize(
+    ("share", "rounds", "expected"), [(0.2, 10, [8, 2]), (0.9, 3, [3]), (0.01, 3, [3]), (0.5, 2, [1, 1])]
+)
+def test_a_share_of_rounds_at_the_end_trains_whole_networks(share: float, rounds: int, expected: list[int]) -> None:
+    phases = job(finish_whole=share, rounds=rounds, local_steps=7).training.every_phase
+    assert [phase.rounds for phase in phases] == expected
+    assert [(phase.subnets, phase.local_steps) for phase in phases] == [(4, 7)] * len(expected)
+    assert [phase.averages_whole_networks for phase in phases] == [False, True][: len(expected)]
+
+
+def test_whole_networks_at_the_end_follow_the_rounds_that_epochs_are() -> None:
+    training = job(finish_whole=0.2, epochs=2).training.model_copy(update={"rounds": 20})
+    assert [phase.rounds for phase in training.every_phase] == [16, 4]
+
+
 def test_local_sgd_in_place_of_a_method_that_does_not_suit_has_no_copies_in_any_phase() -> None:
+    assert not job(finish_whole=0.2).training.as_local_sgd().finish_whole
     training = job(phases=[{"rounds": 3, "copies": 2}, {"rounds": 1, "subnets": 2}]).training.as_local_sgd()
     assert (training.method, training.instead_of, training.rounds) == ("local-sgd", "ist", 4)
     assert [(phase.subnets, phase.copies) for phase in training.every_phase] == [(4, 1), (2, 1)]

@@ -300,6 +300,13 @@ def test_a_run_of_epochs_ends_goes_on_with_more_and_keeps_those_that_its_learnin
         composed("c", True, epochs=1, optimizer=cosine)
 
 
+def test_a_run_that_ends_with_whole_networks_keeps_the_rounds_that_their_share_is_of(tmp_path: Path) -> None:
+    check_run(existing(tmp_path, training={"finish_whole": 0.2, "rounds": 20}), RunOptions(resume=True))
+    for changed in ({"finish_whole": 0.2, "rounds": 30}, {"finish_whole": 0.5, "rounds": 20}):
+        (fault,) = faults(job(tmp_path, training=changed), resume=True)
+        assert "is not what the run began with" in fault
+
+
 def test_what_cannot_start_is_refused_before_it_is_prepared(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="add --resume to go on with it"):
         compose(existing(tmp_path), RunOptions(), prepare=lambda _job: pytest.fail("it was prepared"))

@@ -38,7 +38,7 @@ def remembering(prepare: Prepare) -> Prepare:
 def has_forecast(job: Job) -> bool:
     """Return whether a job can be forecast: very wide outputs and lockstep have rules of their own, phases differ."""
     training = job.training
-    return training.loss != "sampled_softmax" and training.mode == "rounds" and not training.phases
+    return training.loss != "sampled_softmax" and training.mode == "rounds" and not training.listed_phases
 
 
 def leaves_open(job: Job) -> bool:
@@ -73,8 +73,9 @@ def choose_settings(
         return job, choice
     whole = [option for option in options if option.method == "local-sgd"]
     if choice.option.method != "local-sgd" and whole:
-        both = (choice, forecast.choose_option(whole, fleet, allowed))
-        candidates = [_candidate(job, each, prepare) for each in both]
+        first, last = (_candidate(job, c, prepare) for c in (choice, forecast.choose_option(whole, fleet, allowed)))
+        finished = None if job.training.exchange.loss else forecast.finished_whole(choice, options, fleet)
+        candidates = [first, *([replace(first, choice=finished)] if finished else []), last]
         choice, why = learning_trial.pick(candidates, job.training.rounds, report)
         choice = replace(choice, why=(why, *choice.why))
     return _with_choice(job, choice), choice
@@ -183,7 +184,8 @@ def _by_wire(job: Job, variant: Variant, fleet: FleetFigures) -> Iterator[Traini
 
 def choice_lines(choice: AutotuneChoice) -> list[str]:
     """Return lines for people: the expected round, then the reasons for the choice."""
-    return [_round(choice.expected), *(f"  {reason}" for reason in choice.why)]
+    finish = [f"  then {_round(choice.finish.expected)}"] if choice.finish else []
+    return [_round(choice.expected), *finish, *(f"  {reason}" for reason in choice.why)]
 
 
 def _round(expected: RoundForecast) -> str:

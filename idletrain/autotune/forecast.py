@@ -27,6 +27,7 @@ ROOT_FROM = 3
 AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
 CODED_BYTES_PER_SECOND = 0.6e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
 WIRES = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"))  # pull and push, the most exact first
+FINISH_SHARE = 0.2  # of the rounds of ist, the last ones, that may train whole networks (benchmarks/finishing.py)
 WORTH = 1.1  # times faster to be preferred: less is within a forecast's error, so the simpler, more exact one stays
 
 
@@ -130,19 +131,50 @@ class RoundForecast:
         return {part: round(getattr(self, part), 6) for part in ROUND_PARTS}
 
 
+class WholeRounds(NamedTuple):
+    """Rounds at the end of ist that train whole networks: their option, and the forecast of one."""
+
+    option: TrainingOption
+    expected: RoundForecast
+
+
 @dataclass(frozen=True)
 class AutotuneChoice:
-    """The chosen settings, the forecast of their round, and the reasons as sentences."""
+    """The chosen settings, the forecast of their round, and the reasons as sentences.
+
+    Attributes:
+        option: The settings.
+        local_steps: Local steps of a round.
+        expected: The forecast of a round.
+        why: The reasons.
+        finish: The last rounds, where they train whole networks.
+    """
 
     option: TrainingOption
     local_steps: int
     expected: RoundForecast
     why: tuple[str, ...]
+    finish: WholeRounds | None = None
 
     @property
     def name(self) -> str:
         """The method's name for people."""
+        if self.finish:
+            return f"{self.option.method} with its last {FINISH_SHARE:.0%} whole"
         return "data parallel" if is_data_parallel(self.option.method, self.local_steps) else self.option.method
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds of a round, as the mean over the run."""
+        return self._mean(self.expected.round, self.finish.expected.round if self.finish else 0.0)
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a subnet's local step, as the mean over the run."""
+        return self._mean(self.option.step_seconds, self.finish.option.step_seconds if self.finish else 0.0)
+
+    def _mean(self, before: float, last: float) -> float:
+        return (1 - FINISH_SHARE) * before + FINISH_SHARE * last if self.finish else before
 
     @property
     def progress(self) -> float:
@@ -231,6 +263,18 @@ def choose_option(
     return replace(choice, why=tuple(_reasons(choice, fleet, tried, wires)))
 
 
+def finished_whole(
+    choice: AutotuneChoice, options: Iterable[TrainingOption], fleet: FleetFigures
+) -> AutotuneChoice | None:
+    """Return a choice of ist with whole networks in its last rounds; None if they fit no node with its encoding."""
+    wire = choice.option.pull, choice.option.push
+    whole = next((o for o in options if o.method == "local-sgd" and (o.pull, o.push) == wire), None)
+    if whole is None:
+        return None
+    whole = replace(whole, subnets=choice.option.subnets)
+    return replace(choice, finish=WholeRounds(whole, forecast_round(whole, choice.local_steps, fleet)))
+
+
 def _reasons(
     choice: AutotuneChoice, fleet: FleetFigures, tried: dict[str, float], wires: set[tuple[str, str]]
 ) -> Iterable[str]:
@@ -261,5 +305,6 @@ def training_settings(choice: AutotuneChoice) -> dict[str, Any]:
         "method": option.method,
         "subnets": option.subnets,
         "local_steps": choice.local_steps,
+        "finish_whole": FINISH_SHARE if choice.finish else 0.0,
         "exchange": {"pull": option.pull, "push": option.push},
     }

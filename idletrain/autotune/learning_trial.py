@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from idletrain.autotune.forecast import AutotuneChoice
+from idletrain.autotune.forecast import FINISH_SHARE, AutotuneChoice
 from idletrain.nn import alone
 from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.streams import StreamSource
@@ -25,6 +25,7 @@ from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.program import Program
 from idletrain.nn.statistics import set_buffers
+from idletrain.phases import finishing_whole
 
 PART_OF_RUN = 0.02  # of the run's time, spent on all trials together
 MOST_TRIAL_SECONDS = 60.0  # of all trials together, however long the run is
@@ -56,20 +57,27 @@ class Candidate:
     @property
     def round_seconds(self) -> float:
         """Seconds of a run in which it takes so many steps."""
-        return self.choice.expected.round * self.local_steps / self.choice.local_steps
+        return self.choice.round_seconds * self.local_steps / self.choice.local_steps
 
     @property
     def computation(self) -> float:
         """Seconds that a round takes in one process, which trains all subnets one after another."""
-        return self.choice.option.subnets * self.local_steps * self.choice.option.step_seconds
+        return self.choice.option.subnets * self.local_steps * self.choice.step_seconds
 
     @property
-    def program(self) -> Program:
-        """The program of the shorter rounds, over as many steps in all."""
-        program = self.prepared.program
-        rounds = program.training.rounds * self.choice.local_steps // self.local_steps
-        training = program.training.model_copy(update={"local_steps": self.local_steps, "rounds": rounds})
-        return replace(program, training=training)
+    def least_rounds(self) -> int:
+        """The fewest rounds that say anything of it."""
+        return math.ceil(1 / FINISH_SHARE) if self.choice.finish else LEAST_ROUNDS
+
+    def program(self, rounds: int) -> Program:
+        """Return the program of the shorter rounds, over as many steps as the run's, which ends after some of them."""
+        training = self.prepared.program.training
+        of_run = training.rounds * self.choice.local_steps // self.local_steps
+        changes: dict[str, Any] = {"local_steps": self.local_steps, "rounds": of_run}
+        if self.choice.finish:
+            before = rounds - max(1, round(FINISH_SHARE * rounds))
+            changes["phases"] = finishing_whole(of_run, of_run - before, training.subnets)
+        return replace(self.prepared.program, training=training.model_copy(update=changes))
 
     def rounds_in(self, seconds: float) -> int:
         """Return how many rounds here are as many steps as a run takes in so much time."""
@@ -100,9 +108,12 @@ def pick(
         rounds: Rounds of the run.
         report: Called with a line before the trial, which takes seconds; None for no trial.
     """
-    if isinstance(candidates[0].program.source.open(), StreamSource):
+    if isinstance(candidates[0].prepared.program.source.open(), StreamSource):
         return _untried(candidates, "samples of a stream cannot be held out")
     seconds = comparison_seconds(candidates, rounds)
+    if not seconds:  # too short, perhaps, only for what differs at the end
+        candidates = [candidate for candidate in candidates if not candidate.choice.finish]
+        seconds = comparison_seconds(candidates, rounds)
     if not seconds:
         return _untried(candidates, f"{PART_OF_RUN:.0%} of this run is too short to compare anything")
     names = " and ".join(candidate.choice.name for candidate in candidates)
@@ -140,7 +151,7 @@ def comparison_seconds(candidates: Sequence[Candidate], rounds: int) -> float:
     """
     budget = min(MOST_TRIAL_SECONDS, PART_OF_RUN * rounds * candidates[0].choice.expected.round)
     seconds = budget / sum(c.computation / c.round_seconds for c in candidates)
-    return seconds if all(c.rounds_in(seconds) >= LEAST_ROUNDS for c in candidates) else 0.0
+    return seconds if all(c.rounds_in(seconds) >= c.least_rounds for c in candidates) else 0.0
 
 
 def try_candidates(candidates: Sequence[Candidate], seconds: float) -> list[TrialResult]:
@@ -156,21 +167,21 @@ def try_candidates(candidates: Sequence[Candidate], seconds: float) -> list[Tria
 
 
 def best_result(results: Sequence[TrialResult]) -> TrialResult:
-    """Return the first result, unless local SGD's loss at equal time is beyond `MOST_TRIAL_LOSS_RATIO` lower."""
-    first, *others = results
-    whole = [result for result in others if result.candidate.choice.option.method == "local-sgd"]
-    better = [result for result in whole if not first.loss <= MOST_TRIAL_LOSS_RATIO * result.loss]
-    return min(better, key=lambda result: result.loss, default=first)
+    """Return the result of the lowest loss of ist, unless local SGD's is beyond `MOST_TRIAL_LOSS_RATIO` lower."""
+    whole = [result for result in results if result.candidate.choice.option.method == "local-sgd"]
+    best = min((result for result in results if result not in whole), key=lambda result: result.loss)
+    better = [result for result in whole if not best.loss <= MOST_TRIAL_LOSS_RATIO * result.loss]
+    return min(better, key=lambda result: result.loss, default=best)
 
 
 def result_text(results: Sequence[TrialResult], seconds: float) -> str:
     """Return the trial in a sentence."""
-    losses = ", ".join(f"{r.candidate.choice.name} {r.loss:.3g}" for r in results)
+    losses = ", ".join(f"{r.candidate.choice.name}: {r.loss:.3g}" for r in results)
     return f"tried here on the job's own data: held-out loss after what the fleet does in {seconds:.2g} s is {losses}"
 
 
 def _try(candidate: Candidate, rounds: int, most_seconds: float) -> TrialResult:
-    prepared, program = candidate.prepared, candidate.program
+    prepared, program = candidate.prepared, candidate.program(rounds)
     samples = program.source.open()
     order = generator(program.training.seed, "trial").permutation(len(samples))
     count = min(HELD_OUT, len(samples) // HELD_OUT_PART)

@@ -36,7 +36,8 @@ def network_lines(job: Job, prepared: Prepared) -> list[str]:
     micro, phase = prepared.program.micro_batch, training.phase(0)
     parameters = sum(parameter.numel() for parameter in prepared.program.module.parameters())
     frozen = sum(math.prod(tensor.shape) for tensor in prepared.program.layout.frozen)
-    steps = f"rounds in {len(training.phases)} phases" if training.phases else f"x {phase.local_steps} steps"
+    several = len(training.listed_phases)
+    steps = f"rounds in {several} phases" if several else f"x {phase.local_steps} steps"
     return [
         *prepared.notes,
         *([prepared.fallback] if prepared.fallback else []),

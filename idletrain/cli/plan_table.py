@@ -51,14 +51,15 @@ def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> Rende
     planned = [_plan_phase(job, prepared, phase, out_of_core, memory) for phase in program.training.every_phase]
     plans = {share: plan for phase in planned for share, plan in phase.plans.items()}
     lines = network_lines(job, prepared)
-    if not program.training.phases:
+    if not program.training.listed_phases:
         lines += _round_lines(prepared, planned[0])
         lines += [] if forecast else [_time_line(*planned[0].round_seconds(nodes))]
     if plans:
         parameters = [(s, subnet.parameters) for p in planned for s, subnet in zip(p.held, p.subnets, strict=True)]
         lines.append(_scratch_line(prepared, out_of_core, plans, parameters))
     drawings = [plan_text(out_of_core.profile(share), plan) for share, plan in plans.items()]
-    rows = _phases(job, planned, memory) if program.training.phases else _subnets(job, prepared, planned[0], memory)
+    phased = bool(program.training.listed_phases)
+    rows = _phases(job, planned, memory) if phased else _subnets(job, prepared, planned[0], memory)
     return Group(Text("\n".join(lines)), *network_tables(prepared), rows, *drawings)
 
 
@@ -129,7 +130,7 @@ def _shares(
     if mode != "never":
         costs = round_widths.OutOfCoreCosts(out_of_core.least_bytes, out_of_core.seconds, always=mode == "always")
     smallest = min(program.layout.sizes, default=1)
-    if program.training.phases:
+    if program.training.listed_phases:
         return round_widths.shares_of_phase(capacities, phase, need, smallest, costs)
     return round_widths.shares(capacities, phase.subnets, need, smallest, costs, phase.copies)
 

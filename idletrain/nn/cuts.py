@@ -94,7 +94,7 @@ def cuts_or_whole(
         requested: What the job says of cuts.
         rules: The buffers that travel, each with the rule that merges its copies.
     """
-    if not training.phases and training.copies > training.subnets:  # else the job file was refused
+    if not training.listed_phases and training.copies > training.subnets:  # else the job file was refused
         raise JobError(
             f"training.copies: {training.copies} is more than training.subnets: {training.subnets}; use at most as many"
         )

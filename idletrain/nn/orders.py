@@ -112,13 +112,13 @@ def batch_order(samples: Samples, training: TrainingSettings) -> BatchOrder:
     """Return the order of a run's samples."""
     if isinstance(samples, StreamSource):
         return StreamOrder(training)
-    subnets = 1 if training.phases else training.subnets
+    subnets = 1 if training.listed_phases else training.subnets
     sampler = loading_of(samples).sampler
     if sampler is None:
         order = BatchOrder(training.seed, len(samples), training.batch_size, subnets)
     else:
         order = SamplerOrder(training.seed, sampler, training.batch_size, subnets)
-    return PhasedOrder(order, training.every_phase) if training.phases else order
+    return PhasedOrder(order, training.every_phase) if training.listed_phases else order
 
 
 def unrepeatable(loading: Loading, training: TrainingSettings) -> str:

@@ -29,9 +29,11 @@ class ForecastTracker:
         """Take the forecast from an earlier head session's `run_started`, unless this one has its own forecast."""
         if event["kind"] == "run_started" and "expected" in event and not self._forecast:
             self._expected, self._why = event["expected"], tuple(event["why"])
+        self._end_with_phase(event)
 
     def __call__(self, event: Record) -> None:
         """Add the forecast and measured times to the next event."""
+        self._end_with_phase(event)
         match event["kind"]:
             case "run_started" if self._expected:
                 event |= {"expected": dict(self._expected), "why": list(self._why)}
@@ -45,6 +47,11 @@ class ForecastTracker:
                 if self._expected:
                     event["expected"] = dict(self._expected)
                 event["measured"] = self._measured(event)
+
+    def _end_with_phase(self, event: Record) -> None:
+        """Drop the forecast where a later phase begins: it is of the first one's rounds."""
+        if event["kind"] == "phase_started" and event["phase"] > 1:
+            self._expected = None
 
     def _measured(self, event: Record) -> dict[str, float]:
         number = self._committed = event["round"]

@@ -47,7 +47,7 @@ class SubnetSizing:
             RunError: as `specs`, or no worker can hold a subnet of some phase.
         """
         training = self._program.training
-        return tuple(self.specs(phase.first_round) for phase in training.every_phase) if training.phases else ()
+        return tuple(self.specs(phase.first_round) for phase in training.every_phase) if training.listed_phases else ()
 
     def specs(self, round_: int) -> tuple[SubnetSpec, ...]:
         """Plan a round's subnets for the workers that are here.
@@ -76,7 +76,7 @@ class SubnetSizing:
                 functools.partial(self._out_of_core.seconds, streams=streams),
                 mode == "always",
             )
-        if training.phases:
+        if training.listed_phases:
             shares = widths.shares_of_phase(workers, phase, self._need_bytes, smallest, costs)
         else:
             shares = widths.shares(workers, phase.subnets, self._need_bytes, smallest, costs, phase.copies)

@@ -178,5 +178,6 @@ def test_a_choice_is_settings_of_a_job() -> None:
         "method": "ist",
         "subnets": 8,
         "local_steps": choice.local_steps,
+        "finish_whole": 0.0,
         "exchange": {"pull": "fp32", "push": "fp32"},
     }

@@ -87,6 +87,57 @@ def test_ist_is_taken_unless_local_sgd_learns_more_in_the_same_time(losses: tupl
     assert learning_trial.best_result(results).candidate.choice.option.method == chosen
 
 
+def finishing(of: Candidate, whole: Candidate) -> Candidate:
+    finished = forecast.finished_whole(of.choice, [whole.choice.option], FLEET)
+    assert finished is not None
+    return replace(of, choice=finished)
+
+
+def test_rounds_of_whole_networks_at_the_end_count_with_the_time_that_they_take() -> None:
+    plain, whole = candidate("ist"), candidate("local-sgd", step_seconds=0.003)
+    last = finishing(plain, whole)
+    assert last.choice.finish is not None
+    assert last.choice.finish.option.subnets == plain.choice.option.subnets
+    assert last.choice.round_seconds == pytest.approx(0.8 * 0.1 + 0.2 * last.choice.finish.expected.round)
+    assert last.computation == pytest.approx(plain.computation * (0.8 + 0.2 * 3))
+    assert forecast.training_settings(last.choice)["finish_whole"] == 0.2
+    assert forecast.finished_whole(plain.choice, [replace(whole.choice.option, push="int8")], FLEET) is None
+
+
+def test_a_trial_of_whole_networks_at_the_end_has_them_in_its_last_fifth_and_the_run_s_steps() -> None:
+    last = finishing(candidate("ist"), candidate("local-sgd"))
+    training = last.program(20).training
+    assert [(phase.first_round, phase.copies) for phase in training.every_phase] == [(0, 1), (16, 4)]
+    assert training.steps == last.prepared.program.training.steps
+    assert last.program(5).training.phase(4).averages_whole_networks
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ((0.50, 0.45, 0.60), "ist with its last 20% whole"),
+        ((0.50, 0.55, 0.60), "ist"),
+        ((0.50, 0.45, 0.40), "local-sgd"),
+        ((0.50, math.inf, 0.60), "ist"),
+    ],
+)
+def test_whole_networks_at_the_end_are_taken_where_they_learn_more(losses: tuple[float, ...], chosen: str) -> None:
+    plain, whole = candidate("ist"), candidate("local-sgd")
+    tried = zip((plain, finishing(plain, whole), whole), losses, strict=True)
+    results = [TrialResult(each, 5, loss) for each, loss in tried]
+    assert learning_trial.best_result(results).candidate.choice.name == chosen
+
+
+def test_a_run_that_is_too_short_to_try_an_end_is_tried_without_it() -> None:
+    plain, whole = candidate("ist", 0.02), candidate("local-sgd", 0.02)
+    said: list[str] = []
+    rounds = next(n for n in range(1000) if learning_trial.comparison_seconds([plain, whole], n))
+    assert not learning_trial.comparison_seconds([plain, finishing(plain, whole), whole], rounds)
+    choice, _ = learning_trial.pick([plain, finishing(plain, whole), whole], rounds, said.append)
+    assert choice.finish is None
+    assert [line.split(" for ")[0] for line in said] == ["trying ist and local-sgd"]
+
+
 def test_a_trial_trains_as_a_run_does_without_the_held_out_samples() -> None:
     own = candidate("ist", step_seconds=1.0, copies=2)
     drawn: list[int] = []
@@ -124,7 +175,7 @@ def test_settings_that_diverge_are_left_for_local_sgd() -> None:
     said: list[str] = []
     choice, why = learning_trial.pick([diverging, sound], 100_000, said.append)
     assert choice is sound.choice
-    assert "ist inf" in why
+    assert "ist: inf" in why
     assert [line.split(" for ")[0] for line in said] == ["trying ist and local-sgd"]
 
 
@@ -139,13 +190,18 @@ def test_a_job_that_leaves_the_method_open_is_tried_where_a_run_begins_and_told_
     monkeypatch.setattr(
         learning_trial,
         "try_candidates",
-        lambda both, _: [TrialResult(both[0], 3, 0.9), TrialResult(both[1], 3, 0.5)],
+        lambda candidates, _: [TrialResult(c, 3, loss) for c, loss in zip(candidates, losses, strict=True)],
     )
+    losses = [0.9, 0.8, 0.5]
     said: list[str] = []
     decided, choice = choose.choose_settings(job(rounds=5000), FLEET, said.append)
     assert decided.training.method == choice.option.method == "local-sgd"
     assert "held-out loss" in choice.why[0]
     assert said
+    losses[:] = [0.9, 0.4, 0.5]
+    decided, choice = choose.choose_settings(job(rounds=5000), FLEET, said.append)
+    assert (decided.training.method, decided.training.finish_whole) == ("ist", 0.2)
+    assert choose.choice_lines(choice)[1].startswith("  then expected ")
     planned, choice = choose.choose_settings(job(rounds=5000), FLEET)
     assert planned.training.method == "ist"
     assert "first tries ist and" in choice.why[0]

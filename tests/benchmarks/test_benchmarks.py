@@ -248,8 +248,15 @@ def _check_autotune(written):
 
 def _check_fine_tuning(written):
     accuracies = {figure["what"]: figure["value"] for figure in written["figures"]}
-    assert len(accuracies) == 7
+    assert len(accuracies) == 13
     assert all(0 <= accuracy <= 100 for accuracy in accuracies.values())
+
+
+def _check_finishing(written):
+    losses = {figure["what"]: figure["value"] for figure in written["figures"] if figure["what"].endswith(": loss")}
+    assert len(losses) == 5 * 2
+    assert all(loss > 0 for loss in losses.values())
+    assert len(written["runs"]) == 5 * 2
 
 
 def _check_precision(written):
@@ -260,6 +267,7 @@ def _check_precision(written):
 
 CHECKS = {
     "fine_tuning": _check_fine_tuning,
+    "finishing": _check_finishing,
     "precision": _check_precision,
     "bad_links": _check_bad_links,
     "coded_accuracy": _check_coded_accuracy,

@@ -85,6 +85,14 @@ def test_phases_change_the_number_of_subnets_copies_and_steps(small_program: Cal
     assert ends[0] == train_alone(prepared).sha256()
 
 
+def test_a_share_of_whole_networks_at_the_end_is_two_phases_bit_for_bit(small_program: Callable[..., Prepared]) -> None:
+    plain = small_program(subnets=4, rounds=4)
+    training = plain.program.training.model_copy(update={"finish_whole": 0.25})
+    wanted = replace(plain, program=replace(plain.program, training=training))
+    listed = phased(plain, {"rounds": 3}, {"rounds": 1, "copies": 4})
+    assert train_alone(wanted).sha256() == train_alone(listed).sha256() != train_alone(plain).sha256()
+
+
 class Table:
     """Inputs and labels at hand, as a source."""
 

@@ -53,6 +53,16 @@ def test_a_resumed_run_expects_what_its_first_sitting_did() -> None:
     assert committed(looked_again)["expected"]["compute"] == 10.0
 
 
+def test_rounds_of_a_later_phase_are_not_expected_to_take_what_the_first_one_s_do() -> None:
+    began = [{"kind": "phase_started", "phase": number} for number in (1, 2)]
+    assert committed(ForecastTracker(EXPECTED), began[0])["expected"] == EXPECTED
+    assert "expected" not in committed(ForecastTracker(EXPECTED), *began)
+    resumed = ForecastTracker()
+    for event in ({"kind": "run_started", "expected": EXPECTED, "why": []}, *began):
+        resumed.recall(event)
+    assert "expected" not in committed(resumed)
+
+
 def test_a_worker_s_turns_are_added_up() -> None:
     event = committed(ForecastTracker(), staged("a", 2.0), staged("a", 2.5), staged("b", 3.0))
     assert event["measured"]["compute"] == 4.5
