@@ -146,7 +146,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             `accuracy` and the metrics); the run waits for it.
         log_to: `mlflow` and/or `wandb`, for the curves.
         sections: Further sections of a job file: `stop`, `nodes`, `memory`, `preemption`, `checkpoint`, `model`,
-            and of `training` what has no argument here (`exchange`, `phases`, `outer_optimizer`).
+            and of `training` what has no argument here (`exchange`, `phases`, `finish_whole`, ...).
 
     Raises:
         JobError: module, data and settings do not fit together; nothing was started.

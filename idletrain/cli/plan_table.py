@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -146,27 +147,18 @@ def _phases(job: Job, planned: Sequence[_PhasePlan], memory: int) -> Table:
 
     Times are those of `_time_line`.
     """
-    table = Table(title="phases", title_justify="left")
-    for column in (
-        "phase",
-        "rounds",
-        "subnets",
-        "copies",
-        "local steps",
-        "share",
-        "memory",
-        "down, up",
-        "a round",
-        "all",
-    ):
+    title = f"phases; a worker has {bytes_text(memory)} for a subnet"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))  # 80 columns are enough
+    for column in ("phase", "rounds", "steps", "subnets", "share", "memory", "down", "up", "round", "all"):
         table.add_column(column, justify="right")
     for each in planned:
         phase, seconds = each.phase, sum(each.round_seconds(job.nodes.count))
+        largest = each.peaks.index(max(each.peaks))
         table.add_row(
-            *map(str, (phase.number, phase.rounds, phase.subnets, phase.copies, phase.local_steps)),
-            f"{max(each.held):.1%}",
-            _memory_text(each, each.peaks.index(max(each.peaks)), memory),
-            ", ".join(map(bytes_text, each.moved)),
+            *map(str, (phase.number, phase.rounds, phase.local_steps, phase.subnets)),
+            f"{max(each.held):.0%}",
+            bytes_text(each.peaks[largest]) + (" out of core" if each.held[largest] in each.plans else ""),
+            *map(bytes_text, each.moved),
             f"{seconds:.2f} s",
             f"{phase.rounds * seconds:.0f} s",
         )

@@ -152,7 +152,10 @@ def _describe_reason(event: Record) -> str:
 _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
     "run_started": _describe_start,
     "evaluated": lambda e: f"round {e['round']}: {score_text(e['accuracy'], e['loss'], metrics=e.get('metrics'))}",
-    "phase_started": lambda e: f"phase {e['phase']} begins with round {e['round']}: {e['subnets']} subnets",
+    "phase_started": lambda e: (
+        f"phase {e['phase']} begins with round {e['round']}: {e['subnets']} subnets"
+        + (f", every neuron in {e['copies']}" if e["copies"] > 1 else "")
+    ),
     "worker_joined": lambda e: f"{e['name']} joined ({e['device']}, {e['memory_bytes'] / 2**30:.1f} GiB)",
     "worker_left": _describe_left,
     "worker_refused": _describe_reason,

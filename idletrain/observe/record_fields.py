@@ -49,7 +49,7 @@ def _are_round_parts(value: Any) -> bool:
 ROUND_PARTS = ("pull", "compute", "push", "commit")  # consecutive parts of a round, forecast and measured
 COUNTS = (
     "round rounds subnet attempt steps step kept_steps lost_steps bytes bytes_down bytes_up memory_bytes pid "
-    "parameters resumed_at local_steps"
+    "parameters resumed_at local_steps phase copies"
 )
 NUMBERS = "t s seconds train_seconds kept_seconds commit_seconds pull_seconds push_seconds norm_fraction"
 OPTIONAL_NUMBERS = "target usd_per_hour on_demand_usd_per_hour"  # without a target; of a machine without a known price
@@ -74,7 +74,7 @@ KINDS_OF_VALUE: Mapping[str, Callable[[Any], bool]] = {
 LEASE = "round subnet attempt"
 FIELDS_OF_KIND: Mapping[str, str] = {
     "run_started": "run subnets rounds target parameters resumed_at run_dir dashboard",
-    "phase_started": "round subnets local_steps",
+    "phase_started": "round phase subnets copies local_steps",
     "worker_joining": "worker",
     "joining_failed": "worker",
     "worker_joined": "worker name memory_bytes device pid",

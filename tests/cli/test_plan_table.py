@@ -221,11 +221,12 @@ def test_each_phase_has_a_row_with_its_memory_bytes_and_time() -> None:
     )
     text = shown(prepared, 1 << 30, job)
     assert "ist, 40 rounds in 2 phases" in text
-    rows = [re.split(r" *│ *", line.strip("│ ")) for line in text.splitlines() if " of 746.0 MiB" in line]
-    assert [row[:6] for row in rows] == [["1", "30", "8", "4", "20", "50.0%"], ["2", "10", "1", "1", "40", "100.0%"]]
-    moved, a_round, together = zip(*(row[7:10] for row in rows), strict=True)
-    assert len(set(moved)) == 2
-    assert all(text.endswith(" s") for text in (*a_round, *together))
+    assert "phases; a worker has 746.0 MiB for a subnet" in text
+    rows = [re.split(r"  +", line.strip()) for line in text.splitlines() if re.match(r" +\d  ", line)]
+    assert [row[:5] for row in rows] == [["1", "30", "20", "8", "50%"], ["2", "10", "40", "1", "100%"]]
+    memory, down, up, of_round, together = zip(*(row[5:] for row in rows), strict=True)
+    assert all(len(set(column)) == 2 for column in (memory, down, up))
+    assert all(text.endswith(" s") for text in (*of_round, *together))
 
 
 def test_a_phase_that_no_node_can_hold_is_refused_in_the_plan() -> None:
