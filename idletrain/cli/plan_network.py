@@ -58,7 +58,8 @@ def _learning_lines(prepared: Prepared) -> list[str]:
     taken = f"a neuron takes {of_neuron:,} of the run's {steps:,} steps"
     return [
         f"{taken}: after as many passes over the data, expect a higher loss than that of local-sgd,",
-        "which holds and moves more; without training.method, a launch tries both if it is long enough",
+        "which holds and moves more; whole networks at the end (training.finish_whole: 0.2) come closer,",
+        "and without training.method, a launch tries all three if it is long enough",
     ]
 
 
