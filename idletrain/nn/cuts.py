@@ -179,7 +179,8 @@ def cuts_of(
     if outputs:
         layout = replace(layout, common="same" if training.mode == "lockstep" else "sum")
     if outputs and any(phase.copies > 1 for phase in training.every_phase):
-        raise JobError("training.copies: the labels of a very wide output are each in one subnet; leave it out")
+        name = "finish_whole" if training.finish_whole else "copies"
+        raise JobError(f"training.{name}: the labels of a very wide output are each in one subnet; leave it out")
     for phase in training.every_phase:
         _check_widths(layout, phase)
     try:

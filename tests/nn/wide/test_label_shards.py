@@ -388,6 +388,18 @@ def test_groups_that_leave_out_what_a_wide_output_s_labels_index_are_refused(
         prepare(module, Given(x, y), None, "sampled_softmax", training, table=table)
 
 
+@pytest.mark.parametrize("settings", [{"copies": 2}, {"finish_whole": 0.2}], ids=lambda settings: next(iter(settings)))
+def test_a_label_in_several_subnets_is_refused_by_the_setting_that_asks_for_it(settings: dict[str, Any]) -> None:
+    x, y = torch.randn(40, 8), torch.arange(40) % 30
+    optimizer = {"name": "row-adagrad", "lr": 0.1}
+    training = TrainingSettings(loss="sampled_softmax", optimizer=optimizer, subnets=3, **settings)
+    module = nn.Sequential(nn.Linear(8, 8), SparseLinear(8, 30))
+    table = {"1.weight": ["labels", None], "1.bias": ["labels"]}
+    (name,) = settings
+    with pytest.raises(JobError, match=rf"training.{name}: the labels of a very wide output are each in one subnet"):
+        prepare(module, Given(x, y), None, "sampled_softmax", training, table=table)
+
+
 def test_several_positions_a_sample_are_scored_each_but_for_ignored_ones() -> None:
     module = SparseLinear(4, 3, sampler="all")
     with torch.no_grad():
