@@ -116,11 +116,12 @@ def pick(
         seconds = comparison_seconds(candidates, rounds)
     if not seconds:
         return _untried(candidates, f"{PART_OF_RUN:.0%} of this run is too short to compare anything")
-    names = " and ".join(candidate.choice.name for candidate in candidates)
+    *names, last = (candidate.choice.name for candidate in candidates)
+    tried = f"{', '.join(names)} and {last}"
     takes = f"{sum(c.rounds_in(seconds) * c.computation for c in candidates):.0f} s"
     if report is None:
-        return candidates[0].choice, f"a run first tries {names} for {takes}, and takes what learns better"
-    report(f"trying {names} for {takes}")
+        return candidates[0].choice, f"a run first tries {tried} for {takes}, and takes what learns better"
+    report(f"trying {tried} for {takes}")
     results = try_candidates(candidates, seconds)
     return best_result(results).candidate.choice, result_text(results, seconds)
 

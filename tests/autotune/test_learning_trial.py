@@ -204,4 +204,4 @@ def test_a_job_that_leaves_the_method_open_is_tried_where_a_run_begins_and_told_
     assert choose.choice_lines(choice)[1].startswith("  then expected ")
     planned, choice = choose.choose_settings(job(rounds=5000), FLEET)
     assert planned.training.method == "ist"
-    assert "first tries ist and" in choice.why[0]
+    assert "first tries ist, ist with its last 20% whole and local-sgd for" in choice.why[0]
