@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -166,15 +166,16 @@ class AutotuneChoice:
     @property
     def round_seconds(self) -> float:
         """Seconds of a round, as the mean over the run."""
-        return self._mean(self.expected.round, self.finish.expected.round if self.finish else 0.0)
+        return self._mean(lambda _option, expected: expected.round)
 
     @property
     def step_seconds(self) -> float:
         """Seconds of a subnet's local step, as the mean over the run."""
-        return self._mean(self.option.step_seconds, self.finish.option.step_seconds if self.finish else 0.0)
+        return self._mean(lambda option, _expected: option.step_seconds)
 
-    def _mean(self, before: float, last: float) -> float:
-        return (1 - FINISH_SHARE) * before + FINISH_SHARE * last if self.finish else before
+    def _mean(self, of: Callable[[TrainingOption, RoundForecast], float]) -> float:
+        before = of(self.option, self.expected)
+        return (1 - FINISH_SHARE) * before + FINISH_SHARE * of(*self.finish) if self.finish else before
 
     @property
     def progress(self) -> float:
