@@ -91,11 +91,11 @@ class Tuned(NamedTuple):
 
 
 def fine_tuned(
-    module: nn.Module, rounds: int, images_: tuple[Opened, Opened], method: Literal["ist", "local-sgd"], subnets: int,
+    module: nn.Module, rounds: int, data: tuple[Opened, Opened], method: Literal["ist", "local-sgd"], subnets: int,
     finish_whole: float = 0.0,
 ) -> Tuned:  # fmt: skip
     """Fine-tune a copy of a module on images, and score it on held-out ones."""
-    train, held_out = images_
+    train, held_out = data
     training = TrainingSettings(
         method=method, subnets=subnets, local_steps=STEPS, rounds=rounds, batch_size=BATCH, finish_whole=finish_whole,
         optimizer=OptimizerSettings(name="adamw", lr=1e-3),

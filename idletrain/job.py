@@ -212,6 +212,11 @@ class TrainingSettings(StrictSettings):
         return self.phases or (finishing_whole(self.rounds, last, self.subnets) if 0 < last < self.rounds else ())
 
     @property
+    def phases_field(self) -> str:
+        """The setting that says of which phases the run is."""
+        return "training.finish_whole" if self.finish_whole else "training.phases"
+
+    @property
     def every_phase(self) -> tuple[TrainingPhase, ...]:
         """The phases with nothing left out; a single one where the job has none."""
         given = self.listed_phases or (PhaseSettings(rounds=self.rounds),)

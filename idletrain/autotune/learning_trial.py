@@ -169,10 +169,10 @@ def try_candidates(candidates: Sequence[Candidate], seconds: float) -> list[Tria
 
 def best_result(results: Sequence[TrialResult]) -> TrialResult:
     """Return the result of the lowest loss of ist, unless local SGD's is beyond `MOST_TRIAL_LOSS_RATIO` lower."""
-    whole = [result for result in results if result.candidate.choice.option.method == "local-sgd"]
-    best = min((result for result in results if result not in whole), key=lambda result: result.loss)
-    better = [result for result in whole if not best.loss <= MOST_TRIAL_LOSS_RATIO * result.loss]
-    return min(better, key=lambda result: result.loss, default=best)
+    ranked = sorted(results, key=lambda result: result.loss)
+    best = next(result for result in ranked if result.candidate.choice.option.method != "local-sgd")
+    whole = (result for result in ranked if result.candidate.choice.option.method == "local-sgd")
+    return next((result for result in whole if not best.loss <= MOST_TRIAL_LOSS_RATIO * result.loss), best)
 
 
 def result_text(results: Sequence[TrialResult], seconds: float) -> str:

@@ -132,7 +132,7 @@ def _shares(
         costs = round_widths.OutOfCoreCosts(out_of_core.least_bytes, out_of_core.seconds, always=mode == "always")
     smallest = min(program.layout.sizes, default=1)
     if program.training.listed_phases:
-        return round_widths.shares_of_phase(capacities, phase, need, smallest, costs)
+        return round_widths.shares_of_phase(capacities, phase, need, smallest, costs, program.training.phases_field)
     return round_widths.shares(capacities, phase.subnets, need, smallest, costs, phase.copies)
 
 

@@ -77,7 +77,7 @@ class SubnetSizing:
                 mode == "always",
             )
         if training.listed_phases:
-            shares = widths.shares_of_phase(workers, phase, self._need_bytes, smallest, costs)
+            shares = widths.shares_of_phase(workers, phase, self._need_bytes, smallest, costs, training.phases_field)
         else:
             shares = widths.shares(workers, phase.subnets, self._need_bytes, smallest, costs, phase.copies)
         if training.mode == "lockstep" and sum(shares) < widths.WHOLE_NETWORK:

@@ -106,8 +106,9 @@ def shares_of_phase(
     need_bytes: Callable[[float], int],
     neurons: int,
     out_of_core: OutOfCoreCosts | None = None,
+    field: str = "training.phases",
 ) -> tuple[float, ...]:
-    """Return the `shares` of a phase that a job names; the workers must hold all of it in each round.
+    """Return the `shares` of a phase that a job names in a field; the workers must hold all of it in each round.
 
     Raises:
         RunError: They do not.
@@ -115,11 +116,11 @@ def shares_of_phase(
     try:
         result = shares(workers, phase.subnets, need_bytes, neurons, out_of_core, phase.copies)
     except RunError as error:
-        raise RunError(f"training: phase {phase.number}: {error}") from None
+        raise RunError(f"{field}: phase {phase.number}: {error}") from None
     if neurons > 1 and sum(result) < phase.copies * WHOLE_NETWORK:
         share = phase.equal_shares[0]
         raise RunError(
-            f"training: phase {phase.number} needs {need_bytes(share) >> 20} MiB for a subnet with {share:.0%} "
+            f"{field}: phase {phase.number} needs {need_bytes(share) >> 20} MiB for a subnet with {share:.0%} "
             f"of each layer, and the largest worker has {max(worker.memory_bytes for worker in workers) >> 20} MiB "
             "free; give it more subnets or fewer copies, or use larger workers"
         )

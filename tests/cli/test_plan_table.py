@@ -233,7 +233,7 @@ def test_a_phase_that_no_node_can_hold_is_refused_in_the_plan() -> None:
     job, prepared = phased([64, 2048, 2048, 10], {"rounds": 30, "subnets": 4}, {"rounds": 10, "subnets": 1})
     need = OutOfCoreForecast(prepared.program).need_bytes
     between = WORKER_BYTES + (need(0.25) + need(1.0)) // 2
-    with pytest.raises(RunError, match=r"training: phase 2 needs \d+ MiB for a subnet with 100% of each layer"):
+    with pytest.raises(RunError, match=r"training.phases: phase 2 needs \d+ MiB for a subnet with 100% of each layer"):
         shown(prepared, between, job)
 
 

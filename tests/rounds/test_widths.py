@@ -157,8 +157,10 @@ def test_a_phase_gets_the_shares_of_its_subnets_and_copies() -> None:
 )
 def test_a_phase_that_no_worker_can_hold_is_refused_by_its_number(memory_mib: int, reason: str) -> None:
     phase = TrainingPhase(2, 10, 5, subnets=1, copies=1, local_steps=50)
-    with pytest.raises(RunError, match=rf"training: {reason}"):
+    with pytest.raises(RunError, match=rf"training.phases: {reason}"):
         shares_of_phase([Capacity(memory_mib * MIB, 1.0)] * 4, phase, need, 64)
+    with pytest.raises(RunError, match=rf"training.finish_whole: {reason}"):
+        shares_of_phase([Capacity(memory_mib * MIB, 1.0)] * 4, phase, need, 64, None, "training.finish_whole")
 
 
 def test_subnets_by_depth_are_alike_whatever_their_workers_and_fit_the_largest() -> None:
