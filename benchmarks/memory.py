@@ -36,7 +36,7 @@ class Preset:
     workers: int = 2
 
 
-TINY = Preset(widths=(1024, 5120, 5120, 10), rounds=2, local_steps=2, workers=1)
+TINY = Preset(widths=(1024, 6144, 6144, 10), rounds=2, local_steps=2, workers=1)
 
 
 def tree(preset: Preset, progress_every: str) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from idletrain.quantities import steady
 # Left to the head node and the scheduler when this machine's RAM is divided among local workers.
 HEAD_RESERVE_BYTES = 1 << 30
 WORKER_BYTES = 278 << 20  # a worker before its first subnet: Python, torch, Dask (benchmarks/results/memory.json)
-# A step's memory beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers): 20 MB
-# measured for the MLP of workflows/fashion-mnist.yaml, and half as much again for safety.
-SCRATCH_BYTES = 32 << 20
+# A step's memory beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers, code that
+# the first step reads): 35 to 45 MB for networks of 126 to 235 MB in `benchmarks.memory`.
+SCRATCH_BYTES = 48 << 20
 SPREAD = 0.02  # of made-up weights where a run needs values
 
 

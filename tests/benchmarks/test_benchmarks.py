@@ -70,7 +70,7 @@ def _check_memory(written):
     figures = {figure["what"]: figure for figure in written["figures"]}
     assert 0 < figures["a subnet's parameters"]["value"] < figures["network's parameters"]["value"]
     assert all(growth > 0 for growth in figures["a worker's growth with checkpoints"]["samples"])
-    # A process takes some 30 MB for its first step whatever the subnet: less than half of a network of 126 MB.
+    # A process takes some 45 MB for its first step whatever the subnet: less than half of a network of 176 MB.
     assert figures["growth with checkpoints / the network's parameters"]["met"]
     assert figures["growth without checkpoints / the network's parameters"]["met"]
 

@@ -190,7 +190,7 @@ def shown_mlp(widths: list[int], training: dict[str, Any], exclude: Sequence[str
     return shown(from_settings(job.model, job.data, job.training), 1 << 30, job)
 
 
-@pytest.mark.parametrize(("budget", "told"), [("40MiB", True), ("1GiB", False)])
+@pytest.mark.parametrize(("budget", "told"), [("56MiB", True), ("1GiB", False)])
 def test_the_size_of_micro_batches_is_told(budget: str, told: bool) -> None:
     model = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 2048, 10], "norm": None}}
     training = {"subnets": 2, "batch_size": 1024, "micro_batch": "auto"}

@@ -78,6 +78,6 @@ def test_a_micro_batch_is_the_largest_half_of_halves_that_fits_and_follows_from_
 
 def test_a_budget_for_not_even_one_sample_is_told() -> None:
     with pytest.raises(
-        JobError, match=r"training\.micro_batch: a subnet and one sample need 32 MiB, and memory\.budget"
+        JobError, match=r"training\.micro_batch: a subnet and one sample need 48 MiB, and memory\.budget"
     ):
         fitting(1 << 20)
