@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -304,15 +304,21 @@ def _mean_of(runs: Sequence[dict[str, Any]], name: str, row: Row, at: str, figur
     return statistics.mean(_samples(runs, name, row, at, figure))
 
 
+def available(names: Iterable[str]) -> dict[str, Family]:
+    """Return the families of these names, without that of text where the text is not installed."""
+    families = {name: FAMILIES[name] for name in names}
+    if "pre-LN transformer" in families and not text.GCIDE.exists():
+        print(f"pre-LN transformer: left out, {text.GCIDE} is not there; install the Debian package dict-gcide")
+        del families["pre-LN transformer"]
+    return families
+
+
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train, compare and report."""
     command = parser(__doc__)
     command.add_argument("--only", nargs="+", choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
     options = command.parse_args(argv)
-    families = TINY if options.tiny else {name: FAMILIES[name] for name in options.only or FAMILIES}
-    if "pre-LN transformer" in families and not text.GCIDE.exists():
-        print(f"pre-LN transformer: left out, {text.GCIDE} is not there; install the Debian package dict-gcide")
-        families = {name: family for name, family in families.items() if name != "pre-LN transformer"}
+    families = TINY if options.tiny else available(options.only or FAMILIES)
     runs = run_all(families, (0, 1) if options.tiny else (0, 1, 2))
     figures = [figure for name, family in families.items() for figure in figures_of(name, family, runs)]
     return report("accuracy", options, figures, runs=runs)

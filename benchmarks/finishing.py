@@ -1,9 +1,10 @@
-"""Compare independent subnets whose last rounds train the whole network with those that never do.
+"""Compare ways to train subnets, above all with whole networks in the last rounds, in as many steps and in as much time.
 
-Four of the families of `benchmarks.accuracy`, each trained by local SGD on four workers and by ist as four subnets, of
-whose rounds no part, a tenth, a fifth or two fifths, the last ones, train whole networks (`training.finish_whole`).
-Every subnet takes as many steps in all. Reported are the loss on held-out data, as a mean of three seeds, and the
-seconds of one core that all subnets take together.
+The families of `benchmarks.accuracy`, each trained by local SGD on four workers and as four subnets: every neuron in one
+of them (ist), in one until the last fifth of the rounds, which train whole networks (`training.finish_whole`), or in two
+(`training.copies`). First every subnet takes as many steps as a worker of local SGD; then each way goes on for as long
+as local SGD took, in seconds of one core for all subnets, with other parts of whole rounds, too. Reported are the loss
+on held-out data, as a mean of three seeds, and the seconds.
 
     python -m benchmarks.finishing [--tiny] [--only FAMILY ...] [--json FILE]
 
@@ -17,76 +18,117 @@ import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from benchmarks import in_process
-from benchmarks.accuracy import FAMILIES, TINY, Family
+from benchmarks.accuracy import FAMILIES, TINY, Family, available
 from benchmarks.report import Figure, at_most, parser, report
 from idletrain.job_file import parse_job
 from idletrain.nn.evaluate import score
 from idletrain.nn.prepare import from_settings
 
-NAMES = ("mlp with BatchNorm", "autoencoder", "regression", "diabetes")
-SHARES = (0.0, 0.1, 0.2, 0.4)
-WAYS: dict[str, dict[str, Any]] = {
-    "local SGD": {"method": "local-sgd"},
-    **{f"ist, {share:.0%} whole" if share else "ist": {"method": "ist", "finish_whole": share} for share in SHARES},
-}
 SUBNETS, SEEDS = 4, (0, 1, 2)
-CHOSEN = "ist, 20% whole"
+WHOLE, CHOSEN = "local SGD", "ist, 20% whole"
+WAYS: dict[str, dict[str, Any]] = {
+    WHOLE: {"method": "local-sgd"},
+    "ist": {"method": "ist"},
+    CHOSEN: {"method": "ist", "finish_whole": 0.2},
+    "2 copies": {"method": "ist", "copies": 2},
+}
+LONGER_WAYS: dict[str, dict[str, Any]] = {
+    **{way: settings for way, settings in WAYS.items() if way != WHOLE},
+    "ist, 10% whole": {"method": "ist", "finish_whole": 0.1},
+    "ist, 40% whole": {"method": "ist", "finish_whole": 0.4},
+    "2 copies, 20% whole": {"method": "ist", "copies": 2, "finish_whole": 0.2},
+}
+Run = dict[str, Any]
 
 
-def run_one(name: str, family: Family, way: str, seed: int) -> dict[str, Any]:
+def run_one(name: str, family: Family, way: str, seed: int, rounds: int) -> Run:
     """Train once on one thread, in a process of its own."""
     torch.set_num_threads(1)
-    settings = {key: getattr(family, key) for key in ("loss", "batch_size", "local_steps", "rounds")}
-    settings |= {"seed": seed, "subnets": SUBNETS, "optimizer": {"name": "sgd", **family.rows[0].optimizer}}
-    tree = {"name": "t", "model": family.model, "data": family.data, "training": {**settings, **WAYS[way]}}
-    job = parse_job(tree)
+    settings = {key: getattr(family, key) for key in ("loss", "batch_size", "local_steps")}
+    settings |= {"rounds": rounds, "seed": seed, "subnets": SUBNETS}
+    settings |= {"optimizer": {"name": "sgd", **family.rows[0].optimizer}, **(WAYS | LONGER_WAYS)[way]}
+    job = parse_job({"name": "t", "model": family.model, "data": family.data, "training": settings})
     prepared = from_settings(job.model, job.data, job.training)
     assert not prepared.fallback
     assert prepared.test is not None
     started = time.process_time()
-    module = in_process.train(prepared, family.rounds, family.local_steps)
+    module = in_process.train(prepared, rounds, family.local_steps)
     seconds = time.process_time() - started
     end = score(module, prepared.test.open(), prepared.program.loss)
-    print(f"{name}, {way}, seed {seed}: {end} in {seconds:.0f} s", flush=True)
-    return {"family": name, "way": way, "seed": seed, "seconds": seconds, "loss": end.loss, "accuracy": end.accuracy}
+    print(f"{name}, {way}, {rounds} rounds, seed {seed}: {end} in {seconds:.0f} s", flush=True)
+    found = {"family": name, "way": way, "seed": seed, "rounds": rounds}
+    return {**found, "seconds": seconds, "loss": end.loss, "accuracy": end.accuracy}
 
 
-def figures_of(name: str, runs: list[dict[str, Any]]) -> list[Figure]:
+def rounds_as_long(family: Family, runs: Sequence[Run]) -> dict[str, int]:
+    """Return for each way how many rounds take as long as local SGD took, by the seconds of runs of one family."""
+    seconds = {way: statistics.median(_of(runs, way, "seconds")) for way in WAYS}
+    rounds = {}
+    for way, settings in LONGER_WAYS.items():
+        share, own = settings.get("finish_whole", 0.0), "2 copies" if "copies" in settings else "ist"
+        mean = (1 - share) * seconds[own] + share * seconds[WHOLE]
+        rounds[way] = max(2, round(family.rounds * seconds[WHOLE] / mean))
+    return rounds
+
+
+def figures_of(name: str, runs: Sequence[Run], longer: Sequence[Run]) -> list[Figure]:
     """Return a family's figures."""
     figures = []
-    mean: dict[str, float] = {}
-    for way in WAYS:
-        own = [run for run in runs if (run["family"], run["way"]) == (name, way)]
-        losses, seconds = ([run[key] for run in own] for key in ("loss", "seconds"))
-        mean[way] = statistics.mean(losses)
-        figures.append(Figure(f"{name}, {way}: loss", mean[way], "", samples=losses))
-        figures.append(Figure(f"{name}, {way}: time of one core", statistics.median(seconds), "s", samples=seconds))
+    mean = {}
+    for how, own, ways in (("", runs, WAYS), (", as long", longer, LONGER_WAYS)):
+        for way in ways:
+            losses, accuracies = _of(own, way, "loss"), _of(own, way, "accuracy")
+            mean[way + how] = statistics.mean(losses)
+            figures.append(Figure(f"{name}, {way}{how}: loss", mean[way + how], "", samples=losses))
+            if None not in accuracies:
+                percents = [100 * accuracy for accuracy in accuracies]
+                figures.append(
+                    Figure(f"{name}, {way}{how}: accuracy", statistics.mean(percents), "%", samples=percents)
+                )
+            seconds = _of(own, way, "seconds")
+            figures.append(
+                Figure(f"{name}, {way}{how}: time of one core", statistics.median(seconds), "s", samples=seconds)
+            )
     figures.append(at_most(f"{name}: loss of {CHOSEN} / ist", mean[CHOSEN] / mean["ist"], "", 1.0))
+    as_long = mean[f"{CHOSEN}, as long"]
+    figures.append(at_most(f"{name}: loss of {CHOSEN} / ist, both as long", as_long / mean["ist, as long"], "", 1.0))
+    figures.append(at_most(f"{name}: loss of {CHOSEN}, as long / local SGD", as_long / mean[WHOLE], "", 1.0))
     return figures
+
+
+def _of(runs: Sequence[Run], way: str, key: str) -> list[Any]:
+    return [run[key] for run in runs if run["way"] == way]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train, compare and report."""
     command = parser(__doc__)
-    command.add_argument("--only", nargs="+", choices=NAMES, metavar="FAMILY", help=", ".join(NAMES))
+    command.add_argument("--only", nargs="+", choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
     options = command.parse_args(argv)
-    families = TINY if options.tiny else {name: FAMILIES[name] for name in options.only or NAMES}
+    families = TINY if options.tiny else available(options.only or FAMILIES)
+    seeds = SEEDS[:1] if options.tiny else SEEDS
+    figures, everything = [], []
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        futures = [
-            pool.submit(run_one, name, family, way, seed)
-            for name, family in families.items()
-            for way in WAYS
-            for seed in (SEEDS[:1] if options.tiny else SEEDS)
-        ]
-        runs = [future.result() for future in futures]
-    figures = [figure for name in families for figure in figures_of(name, runs)]
-    return report("finishing", options, figures, runs=runs)
+
+        def train(name: str, family: Family, rounds: Mapping[str, int]) -> list[Run]:
+            waiting = [
+                pool.submit(run_one, name, family, way, seed, count) for way, count in rounds.items() for seed in seeds
+            ]
+            return [future.result() for future in waiting]
+
+        for name, family in families.items():
+            runs = train(name, family, dict.fromkeys(WAYS, family.rounds))
+            longer = train(name, family, rounds_as_long(family, runs))
+            figures += figures_of(name, runs, longer)
+            everything += [*runs, *({**run, "as_long": True} for run in longer)]
+    return report("finishing", options, figures, runs=everything)
 
 
 if __name__ == "__main__":

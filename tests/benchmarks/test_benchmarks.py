@@ -254,9 +254,10 @@ def _check_fine_tuning(written):
 
 def _check_finishing(written):
     losses = {figure["what"]: figure["value"] for figure in written["figures"] if figure["what"].endswith(": loss")}
-    assert len(losses) == 5 * 2
+    assert len(losses) == (4 + 6) * 2
     assert all(loss > 0 for loss in losses.values())
-    assert len(written["runs"]) == 5 * 2
+    assert [run["rounds"] for run in written["runs"] if not run.get("as_long")] == [6] * 4 + [3] * 4
+    assert sum(bool(run.get("as_long")) for run in written["runs"]) == 6 * 2
 
 
 def _check_precision(written):
