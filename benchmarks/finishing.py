@@ -1,10 +1,10 @@
-"""Compare ways to train subnets, above all with whole networks in the last rounds, in as many steps and in as much time.
+"""Compare ways to train subnets, above all with whole networks in the last rounds, for as many steps and for as long.
 
-The families of `benchmarks.accuracy`, each trained by local SGD on four workers and as four subnets: every neuron in one
-of them (ist), in one until the last fifth of the rounds, which train whole networks (`training.finish_whole`), or in two
-(`training.copies`). First every subnet takes as many steps as a worker of local SGD; then each way goes on for as long
-as local SGD took, in seconds of one core for all subnets, with other parts of whole rounds, too. Reported are the loss
-on held-out data, as a mean of three seeds, and the seconds.
+The families of `benchmarks.accuracy`, each trained by local SGD on four workers and as four subnets: every neuron in
+one of them (ist), in one until the last fifth of the rounds, which train whole networks (`training.finish_whole`), or
+in two (`training.copies`). First every subnet takes as many steps as a worker of local SGD; then each way goes on for
+as long as local SGD took, in seconds of one core for all subnets, with other parts of whole rounds, too. Reported are
+the loss on held-out data, as a mean of three seeds, and the seconds.
 
     python -m benchmarks.finishing [--tiny] [--only FAMILY ...] [--json FILE]
 

@@ -113,8 +113,8 @@ def _check_learning_rates(written):
         (optimizer, subnets) for optimizer in ("sgd", "adamw") for subnets in (1, 2)
     }
     figures = {figure["what"]: figure["value"] for figure in written["figures"]}
-    assert figures["sgd, 2 subnets: best rate"] in (0.05, 0.1)
-    assert figures["adamw, 1 subnets: loss at the rate best whole / at its best"] == 1
+    assert figures["mlp, sgd, 2 subnets: best rate"] in (0.05, 0.1)
+    assert figures["mlp, adamw, 1 subnets: loss at the rate best whole / at its best"] == 1
 
 
 def _check_offers(written):
