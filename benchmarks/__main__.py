@@ -29,6 +29,7 @@ NAMES = (
     "coded_accuracy",
     "kernels",
     "label_cost",
+    "learning_rates",
     "linear_trees",
     "wide_labels",
     "wide_scale",
