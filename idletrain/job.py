@@ -40,6 +40,7 @@ def _one_or_pair(value: Any) -> Any:
 
 
 Subnets = Annotated[int, BeforeValidator(_number_or_range), Field(ge=1, le=2**31 - 1)]
+Split = Literal["neurons", "blocks", "both"]
 Paths = Annotated[str | tuple[str, str] | None, BeforeValidator(_one_or_pair)]
 
 
@@ -57,9 +58,10 @@ class ModelSettings(StrictSettings):
     dimension holds the group three times over) or null. Groups are discovered automatically when null."""
     fixed: tuple[str, ...] = ()
     """Groups whose partition is drawn once and kept for all rounds."""
-    split: Literal["neurons", "blocks"] = "neurons"
-    """What subnets divide: the neurons of every layer, or whole residual blocks, each in `training.copies` of a round's
-    subnets (ResIST, Dun et al., arXiv 2107.00961). A subnet passes over the blocks that it lacks."""
+    split: Split = "neurons"
+    """What subnets divide: the `neurons` of every layer, or whole residual `blocks`, each in `training.copies` of a
+    round's subnets (ResIST, Dun et al., arXiv 2107.00961), or `both`: the subnets that have a block divide its neurons.
+    A subnet passes over the blocks that it lacks."""
 
 
 class DataSettings(StrictSettings):

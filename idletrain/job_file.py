@@ -155,8 +155,10 @@ def _block_contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the settings that a network cut by depth does not have."""
     given: dict[str, Any] = {"training.method": job.training.method == "local-sgd", "model.groups": job.model.groups}
     given |= {"model.fixed": job.model.fixed, "memory.out_of_core": job.memory.out_of_core == "always"}
-    for field in [field for field, value in given.items() if value and job.model.split == "blocks"]:
-        yield ("model.split", field), f"{field}: does not go with model.split: blocks; leave one of the two out"
+    split = job.model.split
+    of_neurons = {"model.groups", "model.fixed"} if split == "both" else set()
+    for field in [field for field, value in given.items() if value and split != "neurons" and field not in of_neurons]:
+        yield ("model.split", field), f"{field}: does not go with model.split: {split}; leave one of the two out"
 
 
 def _finish_contradictions(training: TrainingSettings) -> Iterator[tuple[tuple[str, ...], str]]:

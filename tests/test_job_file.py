@@ -280,6 +280,14 @@ def test_a_split_by_depth_has_no_settings_of_neurons() -> None:
     )
 
 
+def test_a_split_by_depth_and_width_may_have_groups_by_hand() -> None:
+    model = {"factory": "a:b", "split": "both", "groups": {"0.weight": ["hidden", None]}, "fixed": ["hidden"]}
+    assert parse_job(tree(model=model)).model.split == "both"
+    assert faults(tree(model=model, training={"method": "local-sgd"})) == (
+        "training.method: does not go with model.split: both; leave one of the two out",
+    )
+
+
 def test_lockstep_wants_a_node_for_every_subnet_and_reissue() -> None:
     training = {"mode": "lockstep", "subnets": 5}
     assert parse_job(tree(training=training, nodes={"count": 5})).training.mode == "lockstep"

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from idletrain.job import Job
 from idletrain.nn.ist.modules import tensor_of
-from idletrain.nn.ist.schemes import block_sizes
+from idletrain.nn.ist.schemes import block_sizes, holders_of, survival
 from idletrain.nn.outofcore.planning.drawing import bytes_text
 from idletrain.nn.prepare import Prepared
 
@@ -65,7 +65,8 @@ def _learning_lines(prepared: Prepared) -> list[str]:
 
 def network_tables(prepared: Prepared) -> list[RenderableType]:
     """Return tables of what is split and what stays whole, of the sums over neurons, and of buffers."""
-    return [_groups(prepared), *_sums(prepared), *_buffers(prepared)]
+    blocks = [_blocks(prepared)] if prepared.program.layout.skippable else []
+    return [*blocks, *_groups(prepared), *_sums(prepared), *_buffers(prepared)]
 
 
 def _sums(prepared: Prepared) -> Sequence[RenderableType]:
@@ -101,26 +102,26 @@ def _blocks(prepared: Prepared) -> RenderableType:
     for column in ("block", "parameters", "in a subnet"):
         table.add_column(column)
     layout, phases = prepared.program.layout, prepared.program.training.every_phase
-    factors = ", then ".join(dict.fromkeys(f"{max(1.0, phase.subnets / phase.copies):.3g}" for phase in phases))
+    shares = (survival(holders_of(layout, phase.subnets, phase.copies), phase.subnets) for phase in phases)
+    factors = ", then ".join(dict.fromkeys(f"{1 / share:.3g}" for share in shares))
     for block, parameters in zip(layout.skippable, block_sizes(layout), strict=True):
         change = f"its change multiplied by {factors}" if block.additive else "as it is: its sum is normalized"
         table.add_row(block.name, f"{parameters:,}", change)
     return table
 
 
-def _groups(prepared: Prepared) -> RenderableType:
-    """Return a table of the neuron groups with the tensors that they cut, or of the blocks that are passed over."""
-    if prepared.program.layout.skippable:
-        return _blocks(prepared)
+def _groups(prepared: Prepared) -> Sequence[RenderableType]:
+    """Return a table of the neuron groups with the tensors that they cut, or none if blocks alone are divided."""
+    layout = prepared.program.layout
+    offset = len(layout.skippable)
     table = Table(title="neuron groups", title_justify="left")
     for column in ("group", "neurons", "tensors"):
         table.add_column(column)
-    offset = 0
-    for group in prepared.program.layout.groups:
+    for group in layout.groups[1 if layout.skippable else 0 :]:
         ids = range(offset, offset + group.size)
         names = [
             tensor.name
-            for tensor in prepared.program.layout.tensors
+            for tensor in layout.tensors
             if any(
                 neurons is not None and ((neurons >= ids.start) & (neurons < ids.stop)).any()
                 for neurons in tensor.neurons
@@ -128,4 +129,4 @@ def _groups(prepared: Prepared) -> RenderableType:
         ]
         table.add_row(group.name, f"{group.size:,}", ", ".join(names))
         offset += group.size
-    return table
+    return [table] if table.row_count or not layout.skippable else []

@@ -54,5 +54,5 @@ def train_rounds(
                     work.step(samples, order, step)
                 work.check_buffers()
                 updates.append((subnet, flat[: len(pulled)], phase.local_steps))
-            network.commit(updates, phase.copies)
+            network.commit(updates)
     return True

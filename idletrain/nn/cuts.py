@@ -7,13 +7,13 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from idletrain.errors import JobError, user_code
-from idletrain.job import MemorySettings, TrainingSettings
+from idletrain.job import MemorySettings, Split, TrainingSettings
 from idletrain.nn.checks import check_label_lookup, very_wide
 from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.batches import call, described, device_of, shapes_of
@@ -23,23 +23,20 @@ from idletrain.nn.ist.any_width import take_widths
 from idletrain.nn.ist.blocks import by_depth
 from idletrain.nn.ist.groups import BufferRule, Layout, UnsplitError, weightless, with_buffers
 from idletrain.nn.ist.modules import copied
-from idletrain.nn.ist.partition import draw, widths
+from idletrain.nn.ist.narrow_blocks import within_blocks
 from idletrain.nn.ist.scaling import with_scaling
 from idletrain.nn.ist.scaling_trial import Subject
+from idletrain.nn.ist.schemes import scheme_of, specs_of, survival
 from idletrain.nn.ist.shape_runs import ShapeMemory, for_trials, run_for_shapes
 from idletrain.nn.ist.subnets import cut
 from idletrain.nn.ist.time_limit import within
 from idletrain.nn.ist.value_check import reason_against
+from idletrain.nn.ist.worth_cutting import check_widths, unsuitable
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.optim.table import kind_of
 from idletrain.nn.scripted import scripted_layers
-from idletrain.phases import TrainingPhase
 
 SEARCH_SECONDS = 20.0  # for a module's groups; then it is trained whole
-# Channels of a residual stream in each subnet. A small ResNet on digits, cut in four, has an accuracy of 0.77 with 4
-# channels of its stream in each subnet, 0.89 with 8, 0.96 with 16, 0.98 with 32; with it whole, and by local SGD, 0.99.
-# An LSTM of 64 units has 0.96 with 32 of them in each subnet and 0.87 with 16; 0.98 by local SGD.
-LEAST_STREAM = 32
 LEAST_TRAINED = 0.5  # of the parameters, below which little travels and the others would have to be cut beside them
 LEAST_SPLIT = 0.3  # of the parameters in groups, below which subnets save too little to lose accuracy for
 
@@ -51,13 +48,13 @@ class CutSettings(NamedTuple):
         exclude: Names of groups to keep whole.
         table: All groups written by hand (see `groups.by_hand`), or None to find them.
         fixed: Names of groups whose partition is drawn once for all rounds.
-        split: Whether subnets get some of the neurons or some of the residual blocks.
+        split: Whether subnets get some of the neurons, some of the residual blocks, or both.
     """
 
     exclude: Sequence[str] = ()
     table: Mapping[str, Sequence[str | None]] | None = None
     fixed: Sequence[str] = ()
-    split: Literal["neurons", "blocks"] = "neurons"
+    split: Split = "neurons"
 
 
 class Cuts(NamedTuple):
@@ -119,6 +116,8 @@ def cuts_or_whole(
         reason = error.reason
     except TimeoutError:
         reason = f"the search for its neuron groups did not end within {SEARCH_SECONDS:.0f} s"
+    if requested.split == "both":
+        raise JobError(f"model.split: no neurons within the model's blocks can be cut ({reason}); use blocks")
     whole = training.as_local_sgd()
     sentence = (
         f"the model is trained whole, by local-sgd and not by ist: {reason}; write model.groups by hand to split it"
@@ -160,20 +159,37 @@ def cuts_of(
     meta = groups.leave_out_statistics(groups.to_meta(module))
     if training.trains_whole:
         return meta, with_buffers(meta, groups.whole(meta), rules)
-    if requested.split == "blocks":
-        return meta, with_buffers(meta, by_depth(module, inputs, training, requested.exclude, tuple(rules)), rules)
-    meta, trial = take_widths(meta), for_trials(module, inputs)
+    depth = None
+    if requested.split != "neurons":
+        narrow, traveling = requested.split == "both", tuple(rules)
+        depth = by_depth(module, inputs, training, requested.exclude, traveling, narrow=narrow)
+        if not narrow:
+            return meta, with_buffers(meta, depth, rules)
+        requested = requested._replace(
+            exclude=[name for name in requested.exclude if name not in dict(depth.kept_whole)]
+        )
+    meta = take_widths(meta)
+    layout = _by_width(module, meta, inputs, training, requested, rules, depth)
+    return meta, with_buffers(meta, layout, rules)
+
+
+def _by_width(
+    module: nn.Module,
+    meta: nn.Module,
+    inputs: Any,
+    training: TrainingSettings,
+    requested: CutSettings,
+    rules: Mapping[str, BufferRule],
+    depth: Layout | None,
+) -> Layout:
+    """Return the layout by width, within blocks where there is one by depth; see `cuts_of`."""
+    trial = for_trials(module, inputs)
     values = {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     subject = Subject(copied(meta), values, inputs)
     joint = [name for name in rules if sum(length > 1 for length in values[name].shape) > 1]
-    refuse = functools.partial(reason_against, subject)
-    unsuitable = functools.partial(_unsuitable, training)
-    layout = _layout(
-        module,
-        meta,
-        requested,
-        lambda: discovery.find_groups(*trial, requested.exclude, refuse, joint, unsuitable),
-    )
+    refuse, worthless = functools.partial(reason_against, subject), functools.partial(unsuitable, training, depth)
+    exclude = requested.exclude
+    layout = _layout(module, meta, requested, lambda: discovery.find_groups(*trial, exclude, refuse, joint, worthless))
     layout = _fix(layout, requested.fixed)
     outputs = _label_groups(meta, layout)
     if outputs:
@@ -181,10 +197,11 @@ def cuts_of(
     if outputs and any(phase.copies > 1 for phase in training.every_phase):
         name = "finish_whole" if training.finish_whole else "copies"
         raise JobError(f"training.{name}: the labels of a very wide output are each in one subnet; leave it out")
+    placed = within_blocks(layout, depth) if depth else layout
     for phase in training.every_phase:
-        _check_widths(layout, phase)
+        check_widths(placed, phase)
     try:
-        _check_subnets(meta, layout, trial, training)
+        _check_subnets(meta, placed, trial, training)
     except JobError as error:
         if _is_by_hand(module, requested):
             raise
@@ -194,37 +211,7 @@ def cuts_of(
     if not layout.groups:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in layout.kept_whole)
         raise UnsplitError(f"it has nothing to split ({reasons})")
-    return meta, with_buffers(meta, layout, rules)
-
-
-def _check_widths(layout: Layout, phase: TrainingPhase) -> None:
-    """Check that every subnet of a phase has neurons of every group."""
-    for group in layout.groups:
-        try:
-            widths(group.size, phase.equal_shares, phase.copies)
-        except ValueError:
-            raise JobError(
-                f"training.subnets: {phase.subnets} is more than the {group.size} neurons of group {group.name}; "
-                f"use at most {group.size * phase.copies} or exclude the group"
-            ) from None
-
-
-def _unsuitable(training: TrainingSettings, candidate: discovery.NeuronKind) -> str:
-    """Return the reason why a group is not worth a cut into the subnets of all phases, or ""."""
-    reasons = (_unsuitable_in(phase, candidate) for phase in training.every_phase)
-    return next(filter(None, reasons), "")
-
-
-def _unsuitable_in(phase: TrainingPhase, candidate: discovery.NeuronKind) -> str:
-    subnets, left = phase.subnets, candidate.size * phase.copies // phase.subnets
-    if candidate.size < subnets:
-        return f"it has fewer neurons ({candidate.size}) than there are subnets ({subnets})"
-    if candidate.stream and left < LEAST_STREAM:
-        return (
-            f"it is a residual stream or a recurrent state, of which each of {subnets} subnets would have {left} of "
-            f"{candidate.size} channels, fewer than {LEAST_STREAM}"
-        )
-    return ""
+    return within_blocks(layout, depth) if depth else layout
 
 
 def _trained_share(module: nn.Module) -> float:
@@ -295,12 +282,11 @@ def _check_subnets(meta: nn.Module, layout: Layout, trial: tuple[nn.Module, Any]
     device, memory = device_of(sample), ShapeMemory()
     with torch.no_grad(), memory:
         expected = run_for_shapes(module, sample)
-    masks = [
-        mask
-        for phase in training.every_phase
-        for mask in draw(training.seed, 0, layout.sizes, phase.equal_shares, copies=phase.copies)
+    subnets = [
+        cut(layout, mask, survival(specs[0].holders, len(specs)))
+        for specs in (specs_of(layout, phase.equal_shares, phase.copies) for phase in training.every_phase)
+        for mask in scheme_of(specs).masks(training.seed, 0, layout, specs)
     ]
-    subnets = [cut(layout, members) for members in masks]
     for subnet in {subnet.shapes: subnet for subnet in subnets}.values():
         small = assemble(meta, subnet, torch.zeros(subnet.parameters, device=device))
         small = weightless(small) if device.type == "meta" else small

@@ -97,14 +97,10 @@ class Network:
             gather(tensors, part, slot, power)
         return flat
 
-    def commit(self, updates: Sequence[tuple[Subnet, Tensor, int]], copies: int = 1) -> None:
+    def commit(self, updates: Sequence[tuple[Subnet, Tensor, int]]) -> None:
         """Write a round's updates `(subnet, flat buffer, steps)` into the network.
 
         The order of updates matters only to parameters that several subnets have.
-
-        Args:
-            updates: The updates.
-            copies: Number of the round's subnets that every neuron is in.
         """
         before = [value.clone() for value in self.values] if self._outer else []
         split = [(subnet.slots(flat, *self._counts), steps) for subnet, flat, steps in updates]
@@ -112,7 +108,7 @@ class Network:
             is_moment = 0 < slot < self._counts[0]  # averaged: summed changes are meaningless and can be negative
             common: SharedRule = "mean" if is_moment and self._common == "sum" else self._common
             part = [(*pieces[slot], steps) for pieces, steps in split]
-            merge(tensors, part, common, self._powers[slot], copies)
+            merge(tensors, part, common, self._powers[slot])
         if self._outer and updates:
             outer.move(self._outer, self.values, before, self._momenta, [subnet for subnet, *_ in updates])
         if self._ema is not None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from idletrain.errors import JobError, user_code
-from idletrain.job import DataSettings, Job, MemorySettings, ModelSettings, TrainingSettings
+from idletrain.job import DataSettings, Job, MemorySettings, ModelSettings, Split, TrainingSettings
 from idletrain.nn import checks, module_checks, outer, sources
 from idletrain.nn.buffers import traveling_rules
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
@@ -105,7 +105,7 @@ def prepare(  # noqa: PLR0913 (each is a section of a job, or its part)
     exclude: Sequence[str] = (),
     table: Mapping[str, Sequence[str | None]] | None = None,
     fixed: Sequence[str] = (),
-    split: Literal["neurons", "blocks"] = "neurons",
+    split: Split = "neurons",
     memory: MemorySettings = MemorySettings(),  # noqa: B008 (frozen)
     schedule: Schedule | None = None,
     metrics: Mapping[str, Any] | None = None,

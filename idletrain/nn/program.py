@@ -15,14 +15,7 @@ from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data.arrays import Source
 from idletrain.nn.data.batches import fields_of, labels_of, prediction, sample_count
 from idletrain.nn.ist.groups import Layout
-from idletrain.nn.ist.schemes import (
-    SCHEMES,
-    SubnetPlace,
-    SubnetSpec,
-    by_blocks,
-    by_neurons,
-    scheme_of,
-)
+from idletrain.nn.ist.schemes import SCHEMES, SubnetPlace, SubnetSpec, scheme_of, specs_of, survival
 from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.optim import schedule
 from idletrain.nn.optim.schedule import Schedule
@@ -158,21 +151,22 @@ class Program:
 
     def specs(self, shares: Sequence[float], copies: int) -> tuple[SubnetSpec, ...]:
         """Return the specs of a round whose subnets have these shares, and each neuron is in `copies` of them."""
-        return by_blocks(len(shares), copies) if self.layout.skippable else by_neurons(shares, copies)
+        return specs_of(self.layout, shares, copies)
 
     def subnets(self, round_: int, specs: Sequence[SubnetSpec]) -> list[Subnet]:
         """Return every subnet of a round, in the order of their specs."""
         masks = scheme_of(specs).masks(self.training.seed, round_, self.layout, specs)
-        return [cut(self.layout, mask, min(1.0, specs[0].copies / len(specs))) for mask in masks]
+        shared = survival(specs[0].holders, len(specs)), specs[0].sharing
+        return [cut(self.layout, mask, *shared) for mask in masks]
 
     def places(self, specs: Sequence[SubnetSpec]) -> list[SubnetPlace]:
         """Return the place of every subnet of a round, which is sent with its lease."""
         return scheme_of(specs).places(self.layout.sizes, specs)
 
     def subnet(self, round_: int, place: SubnetPlace) -> Subnet:
-        """Return one subnet of a round from its place, without drawing the others."""
+        """Return one subnet of a round from its place, without drawing the others; it trains, and is not committed."""
         mask = SCHEMES[place.kind].mask(self.training.seed, round_, self.layout, place)
-        return cut(self.layout, mask, min(1.0, place.copies / place.subnets))
+        return cut(self.layout, mask, survival(place.holders, place.subnets))
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -157,7 +157,7 @@ def train_alone(job: Job) -> list[str]:
                     content = encoding.encode_update(program, subnet, trained, pulled, lease)
                     trained = coder.decode(content, network.pull(subnet))
                 updates.append((subnet, trained, phase.local_steps))
-            network.commit(updates, phase.copies)
+            network.commit(updates)
             digests.append(network.sha256())
         return digests
     finally:

@@ -91,10 +91,11 @@ def test_nothing_outlives_a_killed_head(
     run.check(undisturbed())
 
 
+@pytest.mark.parametrize("split", ["blocks", "both"])
 def test_a_run_by_depth_goes_on_after_its_head_has_died_in_its_second_round(
-    make_run: Callable[..., Run], control: Control
+    split: str, make_run: Callable[..., Run], control: Control
 ) -> None:
-    model = {"factory": f"{residual_network.__name__}:build", "args": {}, "split": "blocks"}
+    model = {"factory": f"{residual_network.__name__}:build", "args": {}, "split": split}
     run = make_run(rounds=3, subnets=3, model=model)
     control.pace(0.05)
     head = run.launch()

@@ -77,8 +77,9 @@ def test_workers_killed_while_neurons_have_two_copies(make_run: Callable[..., Ru
     assert [event for event in run.events("lost") if event["kept_steps"]], "no kill hit a marked subnet"
 
 
-def test_workers_killed_while_subnets_lack_blocks(make_run: Callable[..., Run], control: Control) -> None:
-    model = {"factory": f"{residual_network.__name__}:build", "args": {}, "split": "blocks"}
+@pytest.mark.parametrize("split", ["blocks", "both"])
+def test_workers_killed_while_subnets_lack_blocks(split: str, make_run: Callable[..., Run], control: Control) -> None:
+    model = {"factory": f"{residual_network.__name__}:build", "args": {}, "split": split}
     run = make_run(rounds=3, subnets=3, nodes=3, training={"copies": 2}, model=model)
     control.pace(0.05)
     head = run.launch()

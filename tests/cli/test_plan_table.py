@@ -237,9 +237,9 @@ def test_a_phase_that_no_node_can_hold_is_refused_in_the_plan() -> None:
         shown(prepared, between, job)
 
 
-def by_depth(copies: int, nodes_memory: int = 1 << 30) -> tuple[str, Program]:
+def by_depth(copies: int, nodes_memory: int = 1 << 30, split: str = "blocks") -> tuple[str, Program]:
     """The plan of a network of five residual blocks in three subnets, and its program."""
-    model = {"factory": "tests.chaos.residual_network:build", "split": "blocks"}
+    model = {"factory": "tests.chaos.residual_network:build", "split": split}
     training = {"method": "ist", "subnets": 3, "copies": copies}
     job = parse_job({"name": "t", "model": model, "data": {"name": "digits"}, "training": training})
     prepared = from_settings(job.model, job.data, job.training)
@@ -257,6 +257,15 @@ def test_the_blocks_of_a_split_by_depth_are_listed_with_the_factor_of_their_chan
     specs = program.specs([1 / 3] * 3, 1)
     assert counts == [sum(factor > 0 for _, factor in subnet.branches) for subnet in program.subnets(0, specs)]
     assert sorted(counts) == [1, 2, 2]  # the largest block is alone in its subnet
+
+
+def test_a_split_by_depth_and_width_lists_blocks_and_the_neurons_of_each() -> None:
+    text, program = by_depth(copies=1, split="both")
+    assert len(re.findall(r"[1-5] +│ [\d,]+ +│ its change multiplied by 1\.5 ", text)) == 5
+    groups = text[text.index("neuron groups") :]
+    assert re.search(r"5\.inner\.1 +│ 128 +│ 5\.inner\.1\.weight", groups)
+    assert "1.inner.3.weight" in text[text.index("sums over cut neurons") :]
+    assert program.layout.groups[1].within == 0
 
 
 def test_memory_of_a_split_by_depth_follows_from_the_blocks_that_the_largest_subnet_has() -> None:

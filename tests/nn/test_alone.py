@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from idletrain.export import finished_module
-from idletrain.job import TrainingSettings
+from idletrain.job import Split, TrainingSettings
 from idletrain.nn import models
 from idletrain.nn.alone import train_alone
 from idletrain.nn.data.arrays import Samples
@@ -127,13 +127,13 @@ def test_four_subnets_without_norm_learn_binary_labels_as_well_as_the_whole_netw
 TOKENS = torch.randint(0, 20, (32, 9), generator=torch.Generator().manual_seed(0))
 
 
-def language_model(**training: Any) -> Prepared:
-    """A transformer of four blocks that are split by depth."""
+def language_model(split: Split = "blocks", **training: Any) -> Prepared:
+    """A transformer of four blocks that are split by depth, or by depth and width."""
     torch.manual_seed(0)
     options = {"local_steps": 3, "rounds": 1, "batch_size": 4, "optimizer": {"name": "adamw", "lr": 0.01}} | training
     module = models.transformer(20, 8, width=8, heads=2, hidden=16, blocks=4)
     data, settings = Given(TOKENS[:, :-1].numpy(), TOKENS[:, 1:].numpy()), TrainingSettings.model_validate(options)
-    return prepare(module, data, None, named_loss("cross_entropy"), settings, split="blocks")
+    return prepare(module, data, None, named_loss("cross_entropy"), settings, split=split)
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -153,10 +153,31 @@ def test_a_subnet_neither_pulls_nor_changes_the_parameters_of_the_blocks_that_it
         }
         network = Network.of(program, prepared.network)
         before = [value.clone() for value in network.values]
-        network.commit([(subnet, network.pull(subnet) + 1, 3)], copies)
+        network.commit([(subnet, network.pull(subnet) + 1, 3)])
         for name, old, new in zip(names, before, network.values, strict=True):
             held = not name.startswith(tuple(f"{block}." for block in lacking))
             assert torch.equal(new, old + 1 if held else old), name
+
+
+def test_subnets_that_have_a_block_divide_its_neurons() -> None:
+    prepared = language_model("both", subnets=4)
+    program, network = prepared.program, Network.of(prepared.program, prepared.network)
+    subnets = program.subnets(0, program.specs(program.training.phase(0).equal_shares, 1))
+    names = [tensor.name for tensor in program.layout.tensors]
+    network.commit([(subnet, network.pull(subnet) + 1, 3) for subnet in subnets])
+    for subnet in subnets:
+        held = {f"{block.name}.": factor for block, factor in subnet.branches if factor}
+        assert set(held.values()) == {2}  # each block is in two of the four
+        for name, shape, factor in zip(names, subnet.shapes, subnet.factors, strict=True):
+            if name.startswith("blocks."):
+                assert (0 in shape) is not name.startswith(tuple(held)), name
+            if name.endswith("down.weight") and name.startswith(tuple(held)):
+                assert shape == (8, 8)  # half of 16 hidden neurons
+                assert factor is not None
+                assert set(factor.flatten().tolist()) == {2}
+    for name, old, new in zip(names, prepared.network, network.values, strict=True):
+        scaled = 0.5 if name.endswith(("down.weight", "out.weight")) else 1.0
+        assert torch.allclose(new, old + scaled, atol=1e-6), name  # all of it is somewhere, and once
 
 
 @pytest.mark.parametrize("hugging_face", [False, True])
@@ -204,8 +225,9 @@ class TupleBlock(nn.Module):
         return hidden_states + change, None, change.mean()
 
 
-def test_every_block_trains_in_every_round() -> None:
-    prepared = language_model(subnets=3, copies=2)
+@pytest.mark.parametrize("split", ["blocks", "both"])
+def test_every_block_trains_in_every_round(split: Split) -> None:
+    prepared = language_model(split, subnets=3, copies=2)
     network = train_alone(prepared)
     assert not any(torch.equal(old, new) for old, new in zip(prepared.network, network.values, strict=True))
 

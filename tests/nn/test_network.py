@@ -49,9 +49,9 @@ def test_with_as_many_copies_as_subnets_a_commit_is_that_of_local_sgd_to_the_bit
     ends = []
     for kind in (layout, whole(to_meta(module))):
         network = Network(kind, 2, [p.detach() for p in module.parameters()])
-        full = cut(kind, mask if kind is layout else np.zeros(0, dtype=np.bool_))
+        full = cut(kind, mask if kind is layout else np.zeros(0, dtype=np.bool_), sharing=subnets)
         random = torch.Generator().manual_seed(0)
-        network.commit([(full, torch.randn(2 * full.parameters, generator=random), n) for n in (50, 50, 21)], subnets)
+        network.commit([(full, torch.randn(2 * full.parameters, generator=random), n) for n in (50, 50, 21)])
         ends.append(network.flat)
     assert torch.equal(*ends)
 

@@ -46,7 +46,7 @@ def rounds_of(prepared: Prepared, networks: Sequence[Network], rounds: int) -> l
         updates = [(s, moved(networks[0], s, 10 * round_ + k), 3) for k, s in enumerate(subnets)]
         seen.append([value.clone() for value in networks[-1].values])
         for network in networks:
-            network.commit(updates, training.copies)
+            network.commit(updates)
     return seen
 
 
@@ -111,7 +111,7 @@ def test_what_rests_in_a_round_or_is_in_one_subnet_keeps_its_value_and_its_momen
         counted.commit([(subnet, ones.pull(subnet), 1)])
         for total, value in zip(held, counted.values, strict=True):
             total.add_(value != 0)
-    network.commit([(subnet, moved(network, subnet, k), 3) for k, subnet in enumerate(subnets)], 2)
+    network.commit([(subnet, moved(network, subnet, k), 3) for k, subnet in enumerate(subnets)])
     for value, old, momentum, was, count in zip(network.values, before, network._momenta, momenta, held, strict=True):
         assert torch.equal(value[count == 0], old[count == 0])
         assert torch.equal(momentum[count < 2], was[count < 2])

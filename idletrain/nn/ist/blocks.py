@@ -20,6 +20,7 @@ from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.data.batches import compared, map_parts, named_parts
 from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, without_statistics
+from idletrain.nn.ist.schemes import holders_within
 from idletrain.nn.ist.shape_runs import run_for_shapes
 from idletrain.nn.ist.skipping import Part, SkippableBlock
 
@@ -83,7 +84,13 @@ def find_blocks(
 
 
 def by_depth(
-    module: nn.Module, inputs: Any, training: TrainingSettings, exclude: Sequence[str], traveling: Sequence[str]
+    module: nn.Module,
+    inputs: Any,
+    training: TrainingSettings,
+    exclude: Sequence[str],
+    traveling: Sequence[str],
+    *,
+    narrow: bool = False,
 ) -> Layout:
     """Return the layout of a module's cuts into blocks, tried on a few samples' inputs.
 
@@ -93,13 +100,14 @@ def by_depth(
         training: The job's settings.
         exclude: Names of blocks that every subnet keeps.
         traveling: Names of buffers that travel with the parameters.
+        narrow: Whether neurons within blocks are divided, too; names to exclude that are no blocks are then of those.
 
     Raises:
         JobError: there is no block, or there are too few for the subnets; or one to keep is none.
     """
     blocks, refused = find_blocks(module, inputs, exclude, traveling)
     names = ", ".join(block.name for block in blocks)
-    if unknown := set(exclude) - set(refused):
+    if not narrow and (unknown := set(exclude) - set(refused)):
         raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a block; the blocks are {names}")
     if not blocks:
         reasons = [f"{name}: {reason}" for name, reason in refused.items()]
@@ -109,7 +117,8 @@ def by_depth(
             f"model.split: the model has no residual blocks that it runs without ({candidates}); use neurons"
         )
     for phase in training.every_phase:
-        if phase.subnets > (most := len(blocks) * phase.copies):
+        holders = holders_within(phase.subnets, phase.copies) if narrow else phase.copies
+        if phase.subnets > (most := len(blocks) * holders):
             raise JobError(
                 f"training.subnets: {phase.subnets} is more than the {len(blocks)} blocks ({names}) can be in with "
                 f"training.copies: {phase.copies}; use at most {most}"

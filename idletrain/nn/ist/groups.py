@@ -43,11 +43,13 @@ class Group:
         name: The first layer whose outputs its neurons are, or the name in a table written by hand.
         size: Number of its neurons.
         fixed: Its partition is drawn once and kept for all rounds.
+        within: The number of the residual block that its neurons are in, where blocks are left out; else None.
     """
 
     name: str
     size: int
     fixed: bool = False
+    within: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Layout:
         summed: Parameters and those of their dimensions that layers sum over, as a run has shown; None if not known.
         normalized: Those that a normalization follows directly.
         frozen: Cuts of parameters that do not train, once they are no longer among `tensors` (see `frozen`).
-        skippable: The residual blocks that are the neurons of the only group, where the network is cut by depth.
+        skippable: The residual blocks that are the neurons of the first group, where the network is cut by depth.
     """
 
     groups: tuple[Group, ...]

@@ -37,6 +37,7 @@ class Subnet:
         input_factors: Names of modules and the factor of their inputs, where the tensor itself cannot be multiplied.
         frozen: The same of the parameters that do not train, which are no part of its flat buffer; None without any.
         branches: Each residual block of a network cut by depth, with the factor of its change; 0 where it is lacking.
+        sharing: The most of its round's subnets that train one number, of those that not all of them train.
     """
 
     layout: Layout
@@ -46,6 +47,7 @@ class Subnet:
     input_factors: tuple[tuple[str, Tensor], ...] = ()
     frozen: Subnet | None = None
     branches: tuple[tuple[SkippableBlock, float], ...] = ()
+    sharing: int = 1
 
     @property
     def parameters(self) -> int:
@@ -57,7 +59,8 @@ class Subnet:
         """Return the same subnet for tensors with one number for each row."""
         positions = tuple(at[:1] for at in self.positions)
         factors = tuple(_row_factor(f, shape) for f, shape in zip(self.factors, self.shapes, strict=True))
-        return Subnet(by_row(self.layout), positions, tuple(shape[:1] for shape in self.shapes), factors)
+        shapes = tuple(shape[:1] for shape in self.shapes)
+        return Subnet(by_row(self.layout), positions, shapes, factors, sharing=self.sharing)
 
     def slots(self, flat: Tensor, slots: int, row_slots: int) -> list[tuple[Subnet, Tensor]]:
         """Split a flat buffer into its slots, each with its subnet (`by_row` for row slots), without a copy."""
@@ -72,10 +75,11 @@ def by_row(layout: Layout) -> Layout:
     return replace(layout, tensors=tuple(tensors))
 
 
-def cut(layout: Layout, members: Mask, survival: float = 1.0) -> Subnet:
+def cut(layout: Layout, members: Mask, survival: float = 1.0, sharing: int = 1) -> Subnet:
     """Return the subnet of the neurons in the mask `members` `[neurons]`; positions keep their order for reshapes.
 
     A residual block's change is multiplied by the inverse of `survival`, the share of the round's subnets that have it.
+    `sharing` is the most of them that train one number, of those that not all of them train.
     """
     has = np.append(members, True)  # index -1 (a position of every subnet) finds the last
     positions = tuple(tuple(_positions(neurons, has) for neurons in t.neurons) for t in layout.tensors)
@@ -100,16 +104,17 @@ def cut(layout: Layout, members: Mask, survival: float = 1.0) -> Subnet:
         for block, is_member in zip(layout.skippable, members, strict=False)
     )
     of_frozen = cut(frozen, members) if layout.frozen else None
-    return Subnet(layout, positions, shapes, factors, input_factors, of_frozen, branches)
+    return Subnet(layout, positions, shapes, factors, input_factors, of_frozen, branches, sharing)
 
 
 def _neuron_factors(layout: Layout, members: Mask) -> np.ndarray:
-    """Return, for every neuron, its group's number of neurons over the subnet's; 1 for index -1."""
+    """Return, for every neuron, its group's number of neurons over the subnet's; 1 for a block and for index -1."""
     factors = np.ones(len(members) + 1)
     start = 0
     for size in layout.sizes:
         factors[start : start + size] = size / max(1, int(members[start : start + size].sum()))
         start += size
+    factors[: len(layout.skippable)] = 1
     return factors
 
 
@@ -204,7 +209,6 @@ def merge(
     updates: Sequence[tuple[Subnet, Tensor, int]],
     common: SharedRule = "mean",
     power: int = 1,
-    copies: int = 1,
 ) -> None:
     """Write updates `(subnet, slot [P], steps)` back into the network's tensors, and undo the scaling of `gather`.
 
@@ -214,7 +218,7 @@ def merge(
     """
     if not updates:
         return
-    layout = updates[0][0].layout
+    layout, sharing = updates[0][0].layout, updates[0][0].sharing
     total = sum(steps for _, _, steps in updates)
     pieces = zip(*(views(slot, subnet.shapes) for subnet, slot, _ in updates), strict=True)
     for i, (tensor, values) in enumerate(zip(network, pieces, strict=True)):
@@ -224,7 +228,7 @@ def merge(
         values = tuple(  # noqa: PLW2901 (below, only the network's values are used)
             unscaled(value, subnet.factors[i], power) for (subnet, _, _), value in zip(updates, values, strict=True)
         )
-        if copies > 1 and not layout.tensors[i].shared:
+        if sharing > 1 and not layout.tensors[i].shared:
             _write_mean(tensor, [(s.positions[i], v, n) for (s, _, n), v in zip(updates, values, strict=True)])
             continue
         if not layout.tensors[i].shared:

@@ -153,8 +153,7 @@ def replay(run_dir: Path, program: Program, network: Network, past: History, rou
     for late in late_updates:
         updates.read(updates.path_of(run_dir, round_), late.change)
     subnets = program.subnets(round_, past.specs[round_])
-    copies = past.specs[round_][0].copies
-    apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_], copies)
+    apply(run_dir, subnets, network, round_, past.staged[round_], past.steps[round_])
     for late in late_updates:
         apply_late(run_dir, program, network, round_, late, past.specs, past.steps)
 
@@ -166,7 +165,6 @@ def apply(
     round_: int,
     staged: dict[int, StagedUpdate],
     steps: dict[int, int],
-    copies: int,
 ) -> None:
     """Write a round's staged updates into the network: the one place where parameters change.
 
@@ -177,13 +175,12 @@ def apply(
         round_: The round.
         staged: Its durable updates, by subnet.
         steps: The local steps in each that is taken, by subnet.
-        copies: Number of its subnets that every neuron is in.
 
     Raises:
         DamageError: An update does not hold what was written; the network is as before.
     """
     path = updates.path_of(run_dir, round_)
-    network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)], copies)
+    network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)])
 
 
 def apply_late(

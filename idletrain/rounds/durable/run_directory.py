@@ -240,8 +240,7 @@ class RunDirectory:
         return digest
 
     def _apply(self) -> None:
-        steps, copies = self._steps[self.round], self.specs[0].copies
-        recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, steps, copies)
+        recovery.apply(self.run_dir, self.subnets, self.network, self.round, self.staged, self._steps[self.round])
         for late in self._late_updates:
             recovery.apply_late(self.run_dir, self._program, self.network, self.round, late, self._specs, self._steps)
 

@@ -123,10 +123,11 @@ def test_copies_are_averaged_by_steps_wherever_any_subnet_has_them(
     network = random_network(layout)
     before = [t.clone() for t in network]
     shares = [copies / subnets_count] * subnets_count
-    subnets = [cut(layout, mask) for mask in draw_masks(seed, 0, layout.sizes, shares, copies=copies)]
+    masks = draw_masks(seed, 0, layout.sizes, shares, copies=copies)
+    subnets = [cut(layout, mask, sharing=copies) for mask in masks]
     steps = [50, 20, 30, 40][:subnets_count]
     updates = [(s, torch.randn(s.parameters), n) for s, n in zip(subnets, steps, strict=True)]
-    merge(network, updates, copies=copies)
+    merge(network, updates)
     for i, (tensor, old) in enumerate(zip(network, before, strict=True)):
         if not layout.tensors[i].trainable:
             assert torch.equal(tensor, old)

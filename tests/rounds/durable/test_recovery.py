@@ -52,7 +52,7 @@ def run(tmp_path: Path, small_program: Callable[..., Prepared]) -> tuple[Path, P
             log.append("stage", round=round_, attempt=1, **asdict(staged[k]))
             offset += flat.nbytes
         steps = {k: s.steps for k, s in staged.items()}
-        recovery.apply(run_dir, program.subnets(round_, SPECS), network, round_, staged, steps, 1)
+        recovery.apply(run_dir, program.subnets(round_, SPECS), network, round_, staged, steps)
         log.append("commit", round=round_, staged=sorted(steps.items()), next_subnets=PLANNED)
         torch.save(network.flat, tmp_path / f"after-{round_ + 1}")
         if round_ == 1:
