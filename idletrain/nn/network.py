@@ -11,7 +11,8 @@ from torch import Tensor
 
 from idletrain.nn import outer
 from idletrain.nn.ist.groups import Layout, SharedRule
-from idletrain.nn.ist.subnets import Subnet, add_change, by_row, gather, merge, views
+from idletrain.nn.ist.subnets import Subnet, by_row, gather, views
+from idletrain.nn.ist.write_back import add_change, merge
 from idletrain.nn.program import Program
 from idletrain.optimizer_settings import OuterOptimizerSettings
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.ist.groups import Layout
-from idletrain.nn.ist.subnets import Subnet, held_by_several
+from idletrain.nn.ist.subnets import Subnet
+from idletrain.nn.ist.write_back import held_by_several
 from idletrain.optimizer_settings import OuterOptimizerSettings
 
 

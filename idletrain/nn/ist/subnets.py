@@ -1,4 +1,4 @@
-"""Copy a subnet out of the network into one flat buffer, and write flat buffers back.
+"""Cut a subnet, and copy its values out of the network into one flat buffer.
 
 Letters: P parameter values of a subnet, R rows of all its tensors, T tensors. A flat buffer
 `[slots * P + row slots * R]` holds all values, then the optimizer state in the same order, so that
@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.ist.groups import INPUT_POWERS, Layout, SharedRule, TensorLayout
+from idletrain.nn.ist.groups import INPUT_POWERS, Layout, TensorLayout
 from idletrain.nn.ist.partition import Mask
 from idletrain.nn.ist.skipping import SkippableBlock
 
-BLOCK_ROWS = 1 << 14  # rows added at a time: 16 MB of an embedding of 256 numbers
 Positions = tuple[Tensor | None, ...]  # for each dimension, the positions that a subnet has, None for all of them
 
 
@@ -198,117 +197,10 @@ def gather(network: Sequence[Tensor], subnet: Subnet, out: Tensor, power: int = 
             assert index is not None
             torch.index_select(tensor, split[0], index, out=target)
         else:
-            torch.ops.aten.index.Tensor_out(tensor, _grid(tensor, at), out=target)
+            torch.ops.aten.index.Tensor_out(tensor, grid(tensor, at), out=target)
     for factor, target in zip(subnet.factors, views(out, subnet.shapes), strict=True):
         if factor is not None:
             target.copy_(scaled(target, factor, power))
-
-
-def merge(
-    network: Sequence[Tensor],
-    updates: Sequence[tuple[Subnet, Tensor, int]],
-    common: SharedRule = "mean",
-    power: int = 1,
-) -> None:
-    """Write updates `(subnet, slot [P], steps)` back into the network's tensors, and undo the scaling of `gather`.
-
-    Where each neuron belongs to one subnet, its values are copied; where several have copies of it, they are averaged.
-    Parameters that every subnet has are averaged or merged as `common` says (see `Layout`); buffers as their own rule
-    says. Averages are weighted by steps, in the order of `updates`.
-    """
-    if not updates:
-        return
-    layout, sharing = updates[0][0].layout, updates[0][0].sharing
-    total = sum(steps for _, _, steps in updates)
-    pieces = zip(*(views(slot, subnet.shapes) for subnet, slot, _ in updates), strict=True)
-    for i, (tensor, values) in enumerate(zip(network, pieces, strict=True)):
-        if not layout.tensors[i].merged:
-            continue
-        rule = _rule(layout.tensors[i], common)
-        values = tuple(  # noqa: PLW2901 (below, only the network's values are used)
-            unscaled(value, subnet.factors[i], power) for (subnet, _, _), value in zip(updates, values, strict=True)
-        )
-        if sharing > 1 and not layout.tensors[i].shared:
-            _write_mean(tensor, [(s.positions[i], v, n) for (s, _, n), v in zip(updates, values, strict=True)])
-            continue
-        if not layout.tensors[i].shared:
-            for (subnet, _, _), value in zip(updates, values, strict=True):
-                _scatter(tensor, subnet.positions[i], value)
-        where = _common(layout.tensors[i])
-        if where is not None:
-            parts = [
-                (value[_common_within(layout.tensors[i], subnet.positions[i])], steps / total)
-                for (subnet, _, steps), value in zip(updates, values, strict=True)
-            ]
-            if rule == "same":
-                tensor[where] = parts[0][0]
-            else:
-                tensor[where] = _moved(tensor[where], parts) if rule == "sum" else _mean(parts)
-
-
-def held_by_several(subnets: Sequence[Subnet], at: int) -> Tensor:
-    """Return the mask of those values of the network's tensor number `at` that more than one of the subnets have."""
-    tensor = subnets[0].layout.tensors[at]
-    if tensor.shared:
-        return torch.full(tensor.shape, len(subnets) > 1)
-    counted = torch.zeros(tensor.shape, dtype=torch.int32)
-    for subnet in subnets:
-        counted[tuple(_grid(counted, subnet.positions[at]))] += 1
-    return counted > 1
-
-
-def _rule(tensor: TensorLayout, common: SharedRule) -> SharedRule:
-    """Return how the subnets' copies of a tensor are merged: a buffer has its own rule, where copies may differ."""
-    return tensor.buffer if tensor.buffer in ("mean", "sum") and common != "same" else common
-
-
-def add_change(network: Sequence[Tensor], subnet: Subnet, change: Tensor, weight: float) -> None:
-    """Add a change `[P]` of a subnet's values to the network, `weight` times as much where every subnet has them."""
-    pieces = views(change, subnet.shapes)
-    for tensor, layout, at, factor, piece in zip(
-        network, subnet.layout.tensors, subnet.positions, subnet.factors, pieces, strict=True
-    ):
-        if not layout.trainable:
-            continue
-        value = unscaled(piece, factor, 1).clone()
-        if _common(layout) is not None:
-            value[_common_within(layout, at)] *= weight
-        if layout.shared:
-            tensor.add_(value)
-        else:
-            tensor.index_put_(tuple(_grid(tensor, at)), value, accumulate=True)
-
-
-def _mean(copies: Sequence[tuple[Tensor, float]]) -> Tensor:
-    mean = copies[0][0] * copies[0][1]
-    for copy, weight in copies[1:]:
-        mean.add_(copy, alpha=weight)
-    return mean
-
-
-def _write_mean(tensor: Tensor, copies: Sequence[tuple[Positions, Tensor, int]]) -> None:
-    """Write the mean of copies `(positions, values, steps)`, weighted by steps, wherever a tensor has any."""
-    total = sum(steps for _, _, steps in copies)
-    mean, counted = torch.zeros_like(tensor), torch.zeros(tensor.shape)
-    for at, values, steps in copies:
-        index = tuple(_grid(tensor, at))
-        mean[index] = mean[index].add_(values, alpha=steps / total)
-        counted[index] += steps
-    rescale = torch.full_like(counted, total).div_(counted)  # exactly 1 where all subnets have copies
-    tensor.copy_(torch.where(counted > 0, mean.mul_(rescale), tensor))
-
-
-def _moved(before: Tensor, copies: Sequence[tuple[Tensor, float]]) -> Tensor:
-    """Add each copy's change to the old values, a block of rows at a time: this may be most of a network."""
-    moved = before.clone()
-    for copy, _ in copies:
-        for rows, new, old in zip(*(_blocks(t) for t in (moved, copy, before)), strict=True):
-            rows.add_(new - old)
-    return moved
-
-
-def _blocks(tensor: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(tensor, BLOCK_ROWS) if tensor.ndim else (tensor,)
 
 
 def _positions(neurons: np.ndarray | None, has: Mask) -> Tensor | None:
@@ -317,38 +209,7 @@ def _positions(neurons: np.ndarray | None, has: Mask) -> Tensor | None:
     return torch.from_numpy(np.flatnonzero(has[neurons]))
 
 
-def _grid(tensor: Tensor, at: Positions) -> list[Tensor]:
+def grid(tensor: Tensor, at: Positions) -> list[Tensor]:
     """Return positions as index tensors that broadcast to the subnet's shape."""
     indices = (torch.arange(length) if p is None else p for length, p in zip(tensor.shape, at, strict=True))
     return [p.view(*(-1 if d == e else 1 for e in range(tensor.ndim))) for d, p in enumerate(indices)]
-
-
-def _scatter(tensor: Tensor, at: Positions, value: Tensor) -> None:
-    split = [d for d, positions in enumerate(at) if positions is not None]
-    if len(split) == 1:
-        tensor.index_copy_(split[0], at[split[0]], value)  # type: ignore[arg-type]
-    else:
-        tensor.index_put_(tuple(_grid(tensor, at)), value)
-
-
-def _common(tensor: TensorLayout) -> tuple[Tensor, ...] | tuple[slice, ...] | None:
-    """Return the index of the part of a tensor that every subnet has, or None if there is none."""
-    if tensor.shared:
-        return (slice(None),) * len(tensor.shape)
-    within = [torch.arange(n) if p is None else torch.from_numpy(np.flatnonzero(p < 0)) for n, p in _dims(tensor)]
-    return None if any(len(p) == 0 for p in within) else tuple(torch.meshgrid(*within, indexing="ij"))
-
-
-def _common_within(tensor: TensorLayout, at: Positions) -> tuple[Tensor, ...] | tuple[slice, ...]:
-    """Return that part's index within a subnet's tensor."""
-    if tensor.shared:
-        return (slice(None),) * len(tensor.shape)
-    within = [
-        torch.arange(n) if p is None or q is None else torch.from_numpy(np.flatnonzero(p[q.numpy()] < 0))
-        for (n, p), q in zip(_dims(tensor), at, strict=True)
-    ]
-    return tuple(torch.meshgrid(*within, indexing="ij"))
-
-
-def _dims(tensor: TensorLayout) -> Iterator[tuple[int, np.ndarray | None]]:
-    return zip(tensor.shape, tensor.neurons, strict=True)
