@@ -74,9 +74,9 @@ def choose_settings(
     whole = [option for option in options if option.method == "local-sgd"]
     if choice.option.method != "local-sgd" and whole:
         first, last = (_candidate(job, c, prepare) for c in (choice, forecast.choose_option(whole, fleet, allowed)))
-        finished = None if job.training.exchange.loss else forecast.finished_whole(choice, options, fleet)
-        candidates = [first, *([replace(first, choice=finished)] if finished else []), last]
-        choice, why = learning_trial.pick(candidates, job.training.rounds, report)
+        if not job.training.exchange.loss and "finish_whole" not in given:
+            first = replace(first, choice=forecast.finished_whole(choice, options, fleet) or choice)
+        choice, why = learning_trial.pick([first, last], job.training.rounds, report)
         choice = replace(choice, why=(why, *choice.why))
     return _with_choice(job, choice), choice
 

@@ -27,7 +27,9 @@ ROOT_FROM = 3
 AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
 CODED_BYTES_PER_SECOND = 0.6e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
 WIRES = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"))  # pull and push, the most exact first
-FINISH_SHARE = 0.2  # of the rounds of ist, the last ones, that may train whole networks (benchmarks/finishing.py)
+# Of the rounds of ist, the last ones, that train whole networks, and times the run's time that this may take
+# (benchmarks/finishing.py).
+FINISH_SHARE, MOST_FINISH_SECONDS = 0.2, 2.0
 WORTH = 1.1  # times faster to be preferred: less is within a forecast's error, so the simpler, more exact one stays
 
 
@@ -267,13 +269,20 @@ def choose_option(
 def finished_whole(
     choice: AutotuneChoice, options: Iterable[TrainingOption], fleet: FleetFigures
 ) -> AutotuneChoice | None:
-    """Return a choice of ist with whole networks in its last rounds; None if they fit no node with its encoding."""
+    """Return a choice of ist with whole networks in its last rounds; None if they fit no node with its encoding, or
+    make the run too long.
+    """
     wire = choice.option.pull, choice.option.push
     whole = next((o for o in options if o.method == "local-sgd" and (o.pull, o.push) == wire), None)
     if whole is None:
         return None
     whole = replace(whole, subnets=choice.option.subnets)
-    return replace(choice, finish=WholeRounds(whole, forecast_round(whole, choice.local_steps, fleet)))
+    finished = replace(choice, finish=WholeRounds(whole, forecast_round(whole, choice.local_steps, fleet)))
+    times = finished.round_seconds / choice.round_seconds
+    if times > MOST_FINISH_SECONDS:
+        return None
+    reason = f"the last {FINISH_SHARE:.0%} of the rounds train whole networks, which takes {times:.2g} x the time"
+    return replace(finished, why=(*choice.why, reason))
 
 
 def _reasons(

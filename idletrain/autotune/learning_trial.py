@@ -64,19 +64,13 @@ class Candidate:
         """Seconds that a round takes in one process, which trains all subnets one after another."""
         return self.choice.option.subnets * self.local_steps * self.choice.step_seconds
 
-    @property
-    def least_rounds(self) -> int:
-        """The fewest rounds that say anything of it."""
-        return math.ceil(1 / FINISH_SHARE) if self.choice.finish else LEAST_ROUNDS
-
     def program(self, rounds: int) -> Program:
         """Return the program of the shorter rounds, over as many steps as the run's, which ends after some of them."""
         training = self.prepared.program.training
         of_run = training.rounds * self.choice.local_steps // self.local_steps
         changes: dict[str, Any] = {"local_steps": self.local_steps, "rounds": of_run}
-        if self.choice.finish:
-            before = rounds - max(1, round(FINISH_SHARE * rounds))
-            changes["phases"] = finishing_whole(of_run, of_run - before, training.subnets)
+        if self.choice.finish and (last := round(FINISH_SHARE * rounds)):
+            changes["phases"] = finishing_whole(of_run, of_run - rounds + last, training.subnets)
         return replace(self.prepared.program, training=training.model_copy(update=changes))
 
     def rounds_in(self, seconds: float) -> int:
@@ -111,9 +105,6 @@ def pick(
     if isinstance(candidates[0].prepared.program.source.open(), StreamSource):
         return _untried(candidates, "samples of a stream cannot be held out")
     seconds = comparison_seconds(candidates, rounds)
-    if not seconds:  # too short, perhaps, only for what differs at the end
-        candidates = [candidate for candidate in candidates if not candidate.choice.finish]
-        seconds = comparison_seconds(candidates, rounds)
     if not seconds:
         return _untried(candidates, f"{PART_OF_RUN:.0%} of this run is too short to compare anything")
     *names, last = (candidate.choice.name for candidate in candidates)
@@ -152,7 +143,7 @@ def comparison_seconds(candidates: Sequence[Candidate], rounds: int) -> float:
     """
     budget = min(MOST_TRIAL_SECONDS, PART_OF_RUN * rounds * candidates[0].choice.expected.round)
     seconds = budget / sum(c.computation / c.round_seconds for c in candidates)
-    return seconds if all(c.rounds_in(seconds) >= c.least_rounds for c in candidates) else 0.0
+    return seconds if all(c.rounds_in(seconds) >= LEAST_ROUNDS for c in candidates) else 0.0
 
 
 def try_candidates(candidates: Sequence[Candidate], seconds: float) -> list[TrialResult]:

@@ -59,7 +59,7 @@ def _learning_lines(prepared: Prepared) -> list[str]:
     return [
         f"{taken}: after as many passes over the data, expect a higher loss than that of local-sgd,",
         "which holds and moves more; whole networks at the end (training.finish_whole: 0.2) come closer,",
-        "and without training.method, a launch tries all three if it is long enough",
+        "and without training.method, a launch chooses, by a trial if it is long enough",
     ]
 
 

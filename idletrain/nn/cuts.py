@@ -56,6 +56,11 @@ class CutSettings(NamedTuple):
     fixed: Sequence[str] = ()
     split: Split = "neurons"
 
+    @property
+    def least_split(self) -> float:
+        """The least share of the parameters that found groups hold; any where the job has chosen among them."""
+        return 0.0 if self.exclude else LEAST_SPLIT
+
 
 class Cuts(NamedTuple):
     """What a module is cut by, or that it is trained whole.
@@ -109,8 +114,7 @@ def cuts_or_whole(
             lambda: _guarded_cuts(module, inputs, training, requested, rules),
             "looking for the neuron groups of the model",
         )
-        if (share := groups.split_share(layout)) < LEAST_SPLIT and not requested.exclude:
-            raise UnsplitError(f"only {share:.0%} of its parameters are in groups that can be split")
+        groups.check_split_share(layout, requested.least_split)
         return Cuts(meta, layout, training)
     except UnsplitError as error:
         reason = error.reason
@@ -207,7 +211,8 @@ def _by_width(
             raise
         fault = str(error).removeprefix("model.groups: ").partition(";")[0]
         raise UnsplitError(f"its groups can be split one by one but not together: {fault}") from error
-    layout = with_scaling(replace(subject, outputs=outputs), layout)
+    least = 0.0 if _is_by_hand(module, requested) else requested.least_split
+    layout = with_scaling(replace(subject, outputs=outputs), layout, least)
     if not layout.groups:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in layout.kept_whole)
         raise UnsplitError(f"it has nothing to split ({reasons})")

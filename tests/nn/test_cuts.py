@@ -77,7 +77,7 @@ class Embedded(nn.Module):
     [
         (nn.Linear(6, 3), "it has nothing to split (Linear: its neurons are the network's outputs)"),
         (Around(untraceable), "its neuron groups cannot be found (does not run on a few samples (IndexError: odd))"),
-        (Embedded(), "only 18% of its parameters are in groups that can be split"),
+        (Embedded(), "less than 30% of its parameters are in groups that can be split"),
     ],
     ids=["nothing", "untraceable", "too little"],
 )

@@ -328,6 +328,16 @@ def split_share(layout: Layout) -> float:
     return 1 - in_all / max(1, sum(math.prod(tensor.shape) for tensor in parameters))
 
 
+def check_split_share(layout: Layout, least: float) -> None:
+    """Check that groups hold at least this share of the parameters.
+
+    Raises:
+        UnsplitError: they hold less.
+    """
+    if split_share(layout) < least:
+        raise UnsplitError(f"less than {least:.0%} of its parameters are in groups that can be split")
+
+
 def with_buffers(module: nn.Module, layout: Layout, rules: Mapping[str, BufferRule]) -> Layout:
     """Return the layout with the buffers that travel, each with the rule by which its copies are merged."""
     known = {tensor.name for tensor in layout.tensors}

@@ -13,10 +13,20 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from idletrain.nn.ist.contractions import KNOWN, contracting_layers, contracts, guessed_for_computed, owners_of
-from idletrain.nn.ist.groups import INPUT_POWERS, WEIGHT_POWERS, Contraction, Layout, Scaling, without_groups
+from idletrain.nn.ist.groups import (
+    INPUT_POWERS,
+    WEIGHT_POWERS,
+    Contraction,
+    Layout,
+    Scaling,
+    check_split_share,
+    split_share,
+    without_groups,
+)
 from idletrain.nn.ist.scaling_trial import FLOAT32_ROUNDING, Choice, Place, Subject, Trial, UnknownError
 
 # Relative difference that the small constant in a normalization's denominator explains, with loud weights. What one of
@@ -26,42 +36,42 @@ UNDECIDED = 5e-2  # below it the trial is repeated with larger weights
 # Of trials of one sum each; beyond them, a run of the module says which sums are normalized.
 MOST_SCALING_RUNS = 5_000
 MAX_CHOICES = 64  # ways to scale one group that are tried
+UNSCALED = "its neurons are added up, multiplied or compared with each other without a layer's weights"
 
 
-def with_scaling(subject: Subject, layout: Layout) -> Layout:
-    """Return the layout with its contractions, without the groups for which no scaling is right."""
+def with_scaling(subject: Subject, layout: Layout, least: float = 0.0) -> Layout:
+    """Return the layout with its contractions, without the groups for which no scaling is right.
+
+    Args:
+        subject: The network.
+        layout: Its groups.
+        least: Share of the parameters that groups have to hold.
+
+    Raises:
+        UnsplitError: those for which a scaling is right hold less.
+    """
     try:
         choice = _first_that_fits(subject, layout, [_guess(subject.module, layout)])
         if choice is None:
-            layout, choice = _group_by_group(subject, layout)
+            layout, choice = _group_by_group(subject, layout, least)
         return _with_contractions(subject, layout, _without_normalized(subject, layout, choice))
     except UnknownError:
         places = [place for place, scaling in _guess(subject.module, layout).items() if scaling == "weights"]
         return _with_contractions(subject, layout, dict.fromkeys(places, "unknown"))
 
 
-def reason_to_keep_whole(subject: Subject, layout: Layout) -> str:
-    """Return the reason why a layout of one group cannot be cut, or "" if it can or if that cannot be tested."""
-    try:
-        fits = _first_that_fits(subject, layout, _guesses(subject.module, layout)) is not None
-    except UnknownError:
-        return ""
-    return "" if fits else "its neurons are added up, multiplied or compared with each other without a layer's weights"
-
-
-def _group_by_group(subject: Subject, layout: Layout) -> tuple[Layout, Choice]:
-    """Find a scaling for each group alone; groups that have none stay whole."""
+def _group_by_group(subject: Subject, layout: Layout, least: float) -> tuple[Layout, Choice]:
+    """Find a scaling for each group alone, of the largest first; groups that have none stay whole."""
+    alone = {g.name: without_groups(layout, {o.name: "" for o in layout.groups if o is not g}) for g in layout.groups}
     choices: dict[Place, Scaling] = {}
     reasons: dict[str, str] = {}
-    for group in layout.groups:
-        alone = without_groups(layout, {g.name: "" for g in layout.groups if g is not group})
-        choice = (
-            None if group.name in subject.outputs else _first_that_fits(subject, alone, _guesses(subject.module, alone))
-        )
-        if choice is not None:
+    for name in sorted(alone.keys() - subject.outputs, key=lambda name: (-split_share(alone[name]), name)):
+        choice = _first_that_fits(subject, alone[name], _guesses(subject.module, alone[name]))
+        if choice is None:
+            reasons[name] = UNSCALED
+            check_split_share(without_groups(layout, reasons), least)
+        else:
             choices.update(choice)
-        elif group.name not in subject.outputs:
-            reasons[group.name] = reason_to_keep_whole(subject, alone)
     layout = without_groups(layout, reasons)
     choices = {place: scaling for place, scaling in choices.items() if place in set(_places(layout))}
     if _first_that_fits(subject, layout, [choices]) is None:
@@ -74,9 +84,12 @@ def _first_that_fits(subject: Subject, layout: Layout, choices: Iterator[Choice]
 
     Noise in training mode differs between the two; in evaluation mode there should be none.
     """
-    tried = list(itertools.islice(choices, MAX_CHOICES))
+    tried, outputs = list(itertools.islice(choices, MAX_CHOICES)), None
     for training in (True, False):
         trial = Trial.of(subject, layout, training=training)
+        if outputs is not None and torch.equal(trial.expected, outputs):
+            return None  # the modes do not differ
+        outputs = trial.expected
         for choice in tried:
             if trial.difference(choice) < FLOAT32_ROUNDING:
                 return choice
