@@ -7,7 +7,7 @@ changed are tried together, then in halves: most of them are statistics that tra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -66,6 +66,7 @@ class BufferTrial:
         self._places = {place.name: place for place in _places(module)}
         self._objects = {name: place.value for name, place in self._places.items()}
         self._began = {name: _copied(value) for name, value in self._objects.items()}
+        self._attributes = {path: dict(vars(layer)) for path, layer in module.named_modules()}
         in_training(module)
 
     def close(self) -> None:
@@ -82,19 +83,26 @@ class BufferTrial:
         """
         with user_code("training.loss: its gradient cannot be computed ("):
             base = self._run({})
+        self._take_made(base)
         norms = of_torch_norms(self._module)
         names = [
             name
             for name in self._began
-            if name not in norms and any(not _same(self._began[name], after[name]) for after in base.values)
+            if name not in norms and any(not _same(self._began[name], after.get(name)) for after in base.values)
         ]
         odd = {name: text for name in names if (text := self._reshaped(name, base))}
         comparable = [name for name in names if name not in odd]
         read = set(self._read(comparable, base))
         return [self._observed(name, odd.get(name, ""), base, name in read, set(comparable) - read) for name in names]
 
+    def _take_made(self, base: _Seen) -> None:
+        """Take up the attributes that the first step has made, where there was nothing or None, as it left them."""
+        made = [place for place in _places(self._module) if place.name in base.values[0].keys() - self._began.keys()]
+        self._places |= {place.name: replace(place, is_buffer=False) for place in made}
+        self._began |= {place.name: base.values[0][place.name] for place in made}
+
     def _observed(self, name: str, reshaped: str, base: _Seen, read: bool, unread: set[str]) -> Observed:
-        place, began, ended = self._places[name], self._began[name], base.values[-1][name]
+        place, began, ended = self._places[name], self._began[name], base.values[-1].get(name)
         dtype = began.dtype if isinstance(began, Tensor) else torch.float32
         if reshaped or not place.is_buffer:
             return Observed(name, place.is_buffer, dtype, reshaped if place.is_buffer else "", read)
@@ -120,7 +128,7 @@ class BufferTrial:
         )
 
     def _reshaped(self, name: str, base: _Seen) -> str:
-        began, ended = self._began[name], base.values[-1][name]
+        began, ended = self._began[name], base.values[-1].get(name)
         if not isinstance(began, Tensor) or not isinstance(ended, Tensor):
             return "" if type(began) is type(ended) else "becomes something else"
         if began.shape != ended.shape:
@@ -150,7 +158,7 @@ class BufferTrial:
         self._restore()
         for name, value in others.items():
             place = self._places[name]
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and name in self._objects:
                 place.value.detach().copy_(value)
             else:
                 place.holder[place.short] = value
@@ -159,7 +167,7 @@ class BufferTrial:
             torch.manual_seed(SEED)
             for _ in range(STEPS):
                 numbers += self._step()
-                values.append({name: _copied(place.value) for name, place in self._places.items()})
+                values.append({place.name: _copied(place.value) for place in _places(self._module)})
         return _Seen(numbers, values)
 
     def _step(self) -> list[Tensor]:
@@ -176,12 +184,15 @@ class BufferTrial:
         """Put back all values as the trial began, in the tensors that held them."""
         for place in _places(self._module):
             if place.name not in self._objects:
+                former = self._attributes[place.name.rpartition(".")[0]]
                 del place.holder[place.short]
+                if place.short in former or place.is_buffer:
+                    place.holder[place.short] = former.get(place.short)
         with torch.no_grad():
-            for name, place in self._places.items():
-                place.holder[place.short] = self._objects[name]
-                if isinstance(self._objects[name], Tensor):
-                    self._objects[name].detach().copy_(self._began[name])
+            for name, value in self._objects.items():
+                place = self._places[name]
+                place.holder[place.short] = value
+                _put_back(value, self._began[name])
 
 
 def observe(module: nn.Module, inputs: Any, target: Any, loss: Loss, *, wide: bool) -> list[Observed]:
@@ -198,7 +209,7 @@ def observe(module: nn.Module, inputs: Any, target: Any, loss: Loss, *, wide: bo
 
 
 def _places(module: nn.Module) -> list[_Place]:
-    """Return every place that holds a tensor or a number that is no parameter."""
+    """Return every place that holds a tensor, a tuple of tensors or a number that is no parameter."""
     return [
         _Place(f"{path}.{short}" if path else short, holder, short, is_buffer)
         for path, owner in module.named_modules()
@@ -207,15 +218,30 @@ def _places(module: nn.Module) -> list[_Place]:
             (ScriptedAttributes(owner) if is_scripted(owner) else vars(owner), False),
         )
         for short, value in list(holder.items())
-        if isinstance(value, Tensor) or type(value) in (int, float)
+        if isinstance(value, Tensor) or type(value) in (int, float) or _is_of_tensors(value)
     ]
 
 
+def _is_of_tensors(value: Any) -> bool:
+    return type(value) is tuple and bool(value) and all(isinstance(part, Tensor) for part in value)
+
+
+def _put_back(value: Any, began: Any) -> None:
+    """Copy the values that tensors began with into them."""
+    for tensor, former in zip(value, began, strict=True) if isinstance(value, tuple) else [(value, began)]:
+        if isinstance(tensor, Tensor):
+            tensor.detach().copy_(former)
+
+
 def _copied(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_copied, value))
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return type(a) is type(b) and a == b
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
@@ -223,6 +249,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def _another(value: Any) -> Any:
     """Return another value of the same kind, larger in every place, as variances have to stay positive."""
+    if isinstance(value, tuple):
+        return tuple(map(_another, value))
     if not isinstance(value, Tensor):
         return value + 1
     if value.dtype == torch.bool:

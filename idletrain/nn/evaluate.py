@@ -87,8 +87,9 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
             tally.add(outputs, target)
         validation.add(inputs)
         logits, labels = prediction(outputs), labels_of(target)
-        labels = torch.zeros(sample_count(inputs, target)) if labels is None else labels  # one to count for each sample
-        are_classes = labels.dtype == torch.int64 and logits.shape[:-1] == labels.shape
+        if not isinstance(labels, Tensor):  # one to count for each sample
+            labels = torch.zeros(sample_count(inputs, target))
+        are_classes = labels.dtype == torch.int64 and isinstance(logits, Tensor) and logits.shape[:-1] == labels.shape
         skips = loss is cross_entropy or (loss is model_loss and labels.dtype == torch.int64)
         counted = labels != IGNORED_LABEL if skips else torch.ones_like(labels, dtype=torch.bool)
         weight = int(counted.sum())
@@ -117,7 +118,9 @@ def is_of_classes(value: float, outputs: Any, target: Any) -> bool:
     A language model's is not: it compares each logit with the next label, so that its logits do not predict its labels.
     """
     logits, labels = prediction(outputs), labels_of(target)
-    if labels is None or labels.dtype != torch.int64 or logits.shape[:-1] != labels.shape:
+    if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
+        return False
+    if labels.dtype != torch.int64 or logits.shape[:-1] != labels.shape:
         return False
     return math.isclose(float(cross_entropy(outputs, target).detach()), value, rel_tol=1e-4, abs_tol=1e-6)
 

@@ -28,6 +28,7 @@ from idletrain.nn.data.streams import StreamSource
 
 BATCH = "lightning_batch"  # the name by which a whole batch goes to the module
 LIGHTNING = ("lightning", "pytorch_lightning")
+HOOKS = ("backward", "configure_gradient_clipping", "configure_model", "lr_scheduler_step", "optimizer_step", "setup")
 TRIED_SAMPLES = 2  # a BatchNorm of one sample would be another matter
 
 
@@ -160,7 +161,7 @@ def callbacks_of(module: nn.Module, test: Source | None) -> Callbacks:
     with user_code("fit: configure_callbacks fails (", "); return a list of callbacks"):
         given = module.configure_callbacks()  # type: ignore[operator]
         callbacks = list(given) if isinstance(given, Sequence) else [given]
-    notes: list[str] = []
+    notes = [f"{name} is left out: no Trainer runs that would call it" for name in _hooks_of(module)]
     watching: list[Any] = []
     for callback in callbacks:
         name, kinds = type(callback).__name__, {c.__name__ for c in type(callback).__mro__}
@@ -182,6 +183,12 @@ def callbacks_of(module: nn.Module, test: Source | None) -> Callbacks:
     patience = min((c.patience for c in watching if hasattr(c, "patience")), default=None)
     stop = {"metric": name, **({} if patience is None else {"patience": max(1, patience)})}
     return Callbacks(stop, watched, tuple(notes))
+
+
+def _hooks_of(module: nn.Module) -> list[str]:
+    """Return the names of the methods of a LightningModule's own that only a Trainer would call."""
+    members = inspect.getmembers(type(module), inspect.isfunction)
+    return [name for name, of in members if (name.startswith("on_") or name in HOOKS) and not _is_lightning_s(of)]
 
 
 def _better(callback: Any) -> Literal["higher", "lower"]:

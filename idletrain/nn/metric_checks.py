@@ -34,6 +34,8 @@ def named_metrics(
     Raises:
         JobError: one cannot be imported, made or used.
     """
+    if not hasattr(given, "items"):
+        raise JobError(f"metrics: {given!r} should name each metric, such as {{'f1': MulticlassF1Score(3)}}")
     named = {name: _named(f"training.metrics.{name}", setting, resolve) for name, setting in settings.items()}
     return checked_metrics({**named, **dict(given.items())})
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data.arrays import Source
-from idletrain.nn.data.batches import fields_of, labels_of, prediction, sample_count
+from idletrain.nn.data.batches import fields_of, labels_of, prediction, sample_count, tensors_of
 from idletrain.nn.ist.groups import Layout
 from idletrain.nn.ist.schemes import SCHEMES, SubnetPlace, SubnetSpec, scheme_of, specs_of, survival
 from idletrain.nn.ist.subnets import Subnet, cut
@@ -45,13 +45,16 @@ def mse(outputs: Any, target: Any) -> Tensor:
 
 
 def model_loss(outputs: Any, target: Any) -> Tensor:
-    """Return the loss that the model computes itself, as `outputs.loss` or `outputs["loss"]`.
+    """Return the loss that the model computes itself: `outputs.loss`, `outputs["loss"]`, or else the only single number
+    among its outputs, as in `(logits, loss)`.
 
     Raises:
         ValueError: there is none.
     """
     del target  # the module has had the labels with its inputs
     loss: Tensor | None = (fields_of(outputs) or {}).get("loss", getattr(outputs, "loss", None))
+    if loss is None and len(numbers := [part for part in tensors_of(outputs) if not part.ndim]) == 1:
+        loss = numbers[0]
     if loss is None:
         raise ValueError("its outputs have no loss; give labels by the name that its forward takes, or another loss")
     return loss

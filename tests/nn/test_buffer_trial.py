@@ -123,3 +123,29 @@ def test_batchnorm_s_own_are_left_out() -> None:
 def test_a_loss_without_a_gradient_is_a_fault_of_the_job() -> None:
     with pytest.raises(JobError, match="its gradient cannot be computed"):
         observe(Net(lambda self, x: self.a(x), n=torch.ones(1)), X, Y, lambda o, _y: o.sum().detach(), wide=False)
+
+
+@pytest.mark.parametrize(
+    "kind", [lambda h: h, lambda h: (h, h), lambda h: float(h.mean())], ids=["tensor", "tuple", "number"]
+)
+def test_a_state_that_begins_as_none_is_read(kind: Any) -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        former = 0 if self.state is None else self.state[0] if isinstance(self.state, tuple) else self.state
+        hidden: Tensor = self.a(x) + 0.5 * former
+        self.state = kind(hidden.detach())
+        return hidden
+
+    observed = seen(forward, state=None)
+    assert {name: (one.is_buffer, one.read) for name, one in observed.items()} == {"state": (False, True)}
+
+
+def test_a_cache_that_begins_as_none_is_as_it_was_in_every_trial() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if self.ones is None:
+            self.ones = torch.ones(6)
+        self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        observed: Tensor = self.a(x * self.ones)
+        return observed
+
+    (mean,) = seen(forward, ones=None, mean=torch.zeros(6)).values()
+    assert (mean.name, mean.read) == ("mean", False)

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.datasets import MapStyleSource
+from idletrain.nn.data.given import as_samples
 from idletrain.nn.evaluate import Score, assembled, score
 from idletrain.nn.program import cross_entropy, model_loss
 
@@ -148,3 +149,23 @@ def test_accuracy_beside_a_model_s_own_loss_is_only_of_labels_that_it_predicts(s
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
     assert found.accuracy == (expected.accuracy if shift == 0 else None)
     assert (found.temperature is None) == (shift == 1)
+
+
+class LossAlone(nn.Module):
+    """Returns its loss and nothing else."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": functional.cross_entropy(x, labels)}
+
+
+def test_a_model_that_returns_its_loss_alone_is_scored_by_it() -> None:
+    logits, labels = np.eye(3, dtype=np.float32)[[0, 1, 1, 0]], np.arange(4) % 3
+    found = score(LossAlone(), as_samples({"x": logits, "labels": labels}), model_loss)
+    expected = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
+    assert (found.accuracy, found.loss) == (None, pytest.approx(float(expected)))
+
+
+def test_labels_of_several_tasks_are_scored_by_the_loss() -> None:
+    items = [(np.float32([i, 1]), (i % 2, np.float32([i]))) for i in range(4)]
+    found = score(Echo(), MapStyleSource(items), lambda outputs, labels: (outputs[:, :1] - labels[1]).mean() + 2)
+    assert (found.accuracy, found.loss) == (None, 2)

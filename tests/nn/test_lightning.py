@@ -170,6 +170,20 @@ def test_callbacks_say_when_to_stop_and_what_is_best_and_others_are_named() -> N
     assert callbacks_of(stepping(Validated([ModelCheckpoint()])), labelled(4)).stop == {}
 
 
+def test_hooks_that_only_a_trainer_calls_are_named() -> None:
+    class Hooked(Classifier):
+        def on_train_batch_end(self, *_: Any) -> None:
+            pass
+
+        def configure_gradient_clipping(self, *_: Any) -> None:
+            pass
+
+    assert callbacks_of(stepping(Hooked()), None).notes == (
+        "configure_gradient_clipping is left out: no Trainer runs that would call it",
+        "on_train_batch_end is left out: no Trainer runs that would call it",
+    )
+
+
 def test_callbacks_without_test_data_are_left_out_in_a_sentence() -> None:
     found = callbacks_of(stepping(Validated([EarlyStopping("hits")])), None)
     assert (found.stop, found.notes) == ({}, ("EarlyStopping is left out: there are no test data to watch",))

@@ -76,6 +76,14 @@ def test_a_metric_that_does_not_fit_is_refused_with_the_shapes(metric: Any, said
     assert fault.startswith(said)
 
 
+@pytest.mark.parametrize(
+    "given", [["accuracy"], "accuracy", MulticlassF1Score(num_classes=3)], ids=["list", "str", "one"]
+)
+def test_metrics_without_names_are_refused(given: Any) -> None:
+    with pytest.raises(JobError, match=r"metrics: .* should name each metric, such as \{'f1': MulticlassF1Score"):
+        named_metrics({}, given, resolve)
+
+
 def test_metrics_without_test_data_are_refused() -> None:
     with pytest.raises(JobError, match=r"training.metrics: are measured on test data, which are missing"):
         check_metrics(checked_metrics({"far": (furthest, "lower")}), nn.Linear(6, 3), None)

@@ -12,7 +12,7 @@ import torch
 from idletrain.nn import travel
 from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.prepare import Prepared
-from idletrain.nn.program import bce_with_logits, cross_entropy, mse
+from idletrain.nn.program import bce_with_logits, cross_entropy, model_loss, mse
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,12 @@ def test_cross_entropy_is_over_classes_in_the_last_dimension() -> None:
     logits, labels = torch.randn(4, 5, 7), torch.randint(0, 7, (4, 5))
     expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels)
     torch.testing.assert_close(cross_entropy(logits, labels), expected)
+
+
+def test_a_model_s_own_loss_has_that_name_or_is_its_only_number() -> None:
+    loss, logits = torch.tensor(0.5), torch.zeros(2, 3)
+    for outputs in ({"loss": loss, "other": torch.tensor(1.0)}, (logits, loss), loss):
+        assert model_loss(outputs, None) is loss
+    for unclear in (logits, (loss, loss), {"a": loss, "b": loss}):
+        with pytest.raises(ValueError, match="its outputs have no loss"):
+            model_loss(unclear, None)

@@ -97,6 +97,11 @@ def is_of_numbers(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
+def _is_of_arrays(value: Any) -> bool:
+    """Return True for a list that holds a tensor or array, each of which is a part of its own, as for a DataLoader."""
+    return isinstance(value, list) and any(getattr(part, "shape", ()) for part in value)
+
+
 def _with_fields(value: Any, parts: Mapping[str, Any]) -> Any:
     """Return a copy of a dataclass, which may be frozen, or of a graph, with other values in its fields."""
     changed = copy.copy(value)
@@ -152,9 +157,9 @@ def stacked(items: Sequence[Any], stack: Callable[[str, Sequence[Any]], Any], na
             key: stacked([part[key] for part in parts], stack, f"{name}.{key}" if name else str(key)) for key in named
         }
         return joined if isinstance(first, Mapping) else _with_fields(first, joined)
-    if isinstance(first, tuple):
+    if isinstance(first, tuple) or _is_of_arrays(first):
         if any(len(item) != len(first) for item in items):
-            raise ValueError("items are tuples of several lengths")
+            raise ValueError("items are tuples or lists of several lengths")
         return tuple(
             stacked([item[i] for item in items], stack, f"{name}[{i}]" if name else str(i)) for i in range(len(first))
         )

@@ -108,24 +108,32 @@ def _arrays(data: Any) -> Samples:
         kind = type(data).__name__
         raise JobError(f"data: a {kind} is neither arrays, such as (inputs, labels), nor a Dataset or DataLoader")
     inputs = data[0] if len(data) == 2 else tuple(data[:-1])
-    labels = frame_array(data[-1], "labels") if is_frame(data[-1]) else array_at_hand(data[-1], "labels")
+    labels = _array(data[-1], "labels")
     if isinstance(inputs, Mapping):
         return _tree(_by_name(inputs), labels)
     if isinstance(inputs, tuple) and inputs and all(hasattr(part, "shape") and part.shape for part in inputs):
-        return _tree(tuple(array_at_hand(part, f"inputs[{i}]") for i, part in enumerate(inputs)), labels)
+        return _tree(tuple(_array(part, f"inputs[{i}]") for i, part in enumerate(inputs)), labels)
     if is_sparse(inputs):
         return sparse_table(inputs, labels)
-    x = frame_array(inputs, "inputs") if is_frame(inputs) else array_at_hand(inputs, "inputs")
+    x = _array(inputs, "inputs")
     if len(x) != len(labels) or not len(x):
         raise JobError(f"data: {len(x)} inputs and {len(labels)} labels; there should be as many, and at least one")
     return ArraySource(x, labels)
+
+
+def _array(part: Any, name: str) -> Array:
+    if is_sparse(part):
+        raise JobError(
+            f"data: the {name} are a sparse matrix, as only the inputs of (inputs, labels) may be; use toarray()"
+        )
+    return frame_array(part, name) if is_frame(part) else array_at_hand(part, name)
 
 
 def _by_name(data: Mapping[Any, Any]) -> dict[str, Array]:
     if data and all(_is_dataset(p) and not hasattr(p, "shape") and not isinstance(p, Sequence) for p in data.values()):
         names = ", ".join(map(repr, data))
         raise JobError(f"data: holds the Datasets {names}; give one as train and one as test")
-    return {str(name): array_at_hand(part, str(name)) for name, part in data.items()}
+    return {str(name): _array(part, str(name)) for name, part in data.items()}
 
 
 def _tree(x: Any, y: Array | None) -> ArrayTree:

@@ -32,7 +32,10 @@ def frame_array(frame: Any, name: str) -> Array:
     Raises:
         JobError: columns hold something else than numbers; they are named.
     """
-    columns = {column: np.asarray(frame[column]) for column in frame.columns}
+    names = list(frame.columns)
+    if twice := [column for column in names if names.count(column) > 1]:
+        raise JobError(f"data: of the {name}, several columns are called {twice[0]!r}; give each a name of its own")
+    columns = {column: np.asarray(frame[column]) for column in names}
     wrong = {column: described_type(array) for column, array in columns.items() if array.dtype.kind not in NUMBER_KINDS}
     if wrong:
         held = ", ".join(f"{column!r} ({kind})" for column, kind in wrong.items())

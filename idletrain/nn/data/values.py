@@ -14,6 +14,7 @@ from idletrain.errors import JobError
 from idletrain.nn.data.batches import LABEL_NAMES
 
 Array = NDArray[Any]
+MASKS = ("mask", "masks")  # how the names of parts end whose bytes are no colours
 NUMBER_KINDS = "biuf"  # kinds of NumPy types: booleans, integers, floats
 
 
@@ -36,7 +37,7 @@ def part_of(name: str, x: Array, *, integers: bool = False) -> Tensor:
         return as_label(x)
     if name and x.dtype == np.bool_:
         return torch.from_numpy(np.array(x))
-    return as_input(x, integers=integers)
+    return as_input(x, integers=integers or name.endswith(MASKS))
 
 
 def stack_parts(name: str, parts: Sequence[Any], *, integers: bool = False) -> Tensor:

@@ -78,6 +78,8 @@ def _from_instance(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[
     first, *others = [_group_settings(type(optimizer), group) for group in optimizer.param_groups]
     groups = []
     for group, settings in zip(optimizer.param_groups[1:], others, strict=True):
+        if not group["params"]:
+            continue
         if {**settings, **{field: first[field] for field in BY_GROUP}} != first:
             raise JobError(f"optimizer: its parameter groups differ in more than {' and '.join(BY_GROUP)}; unify them")
         own = {field: settings[field] for field in BY_GROUP}

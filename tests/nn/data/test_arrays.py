@@ -13,6 +13,8 @@ import torch
 
 from idletrain.errors import JobError
 from idletrain.nn.data.arrays import ArraySource, FileSource
+from idletrain.nn.data.datasets import MapStyleSource
+from idletrain.nn.data.given import as_samples
 
 X = np.arange(24, dtype=np.uint8).reshape(4, 2, 3)
 Y = np.array([3, 1, 0, 2], dtype=np.uint8)
@@ -123,6 +125,14 @@ def test_inputs_and_labels_must_be_as_many_and_not_none(tmp_path: Path) -> None:
 def test_numbers_become_what_layers_and_losses_take(dtype: Any, as_input: torch.dtype, as_label: torch.dtype) -> None:
     inputs, labels = ArraySource(np.ones((2, 2), dtype), np.ones(2, dtype)).batch(np.array([0, 1]))
     assert (inputs.dtype, labels.dtype) == (as_input, as_label)
+
+
+def test_bytes_of_a_mask_stay_whole_numbers_beside_an_image() -> None:
+    data = {"image": np.full((2, 3), 51, np.uint8), "pixel_mask": np.ones((2, 3), np.uint8), "labels": np.zeros(2)}
+    for samples in (as_samples(data), MapStyleSource([{k: v[i] for k, v in data.items()} for i in range(2)])):
+        batch, _ = samples.batch(np.array([0, 1]))
+        assert batch["image"].unique().tolist() == [pytest.approx(0.2)]
+        assert (batch["pixel_mask"].dtype, batch["pixel_mask"].unique().tolist()) == (torch.int64, [1])
 
 
 class Planted:

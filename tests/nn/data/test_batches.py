@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from idletrain.nn.data import batches
 from idletrain.nn.data.csr import Rows
+from idletrain.nn.data.datasets import MapStyleSource
 
 ROWS = Rows(torch.tensor([0, 1, 2]), torch.tensor([4, 5]))
 
@@ -130,6 +132,13 @@ def test_items_are_joined_part_by_part() -> None:
         "b": (("b[0]", [2, 5]), ("b[1]", [3, 6])),
     }
     assert batches.stacked([Sample(1, 2), Sample(3, 4)], join) == Sample(("x", [1, 3]), ("y", [2, 4]))
+    assert batches.stacked([[1, 2], [3, 4]], join) == ("", [[1, 2], [3, 4]])
+
+
+def test_arrays_in_a_list_are_parts_of_their_own_as_for_a_dataloader() -> None:
+    items = [([torch.ones(2), torch.ones(3)], k) for k in range(4)]
+    views, _ = MapStyleSource(items).batch(np.arange(4))
+    assert [view.shape for view in views] == [part.shape for part in default_collate(items)[0]]
 
 
 def test_lengths_that_differ_are_named() -> None:

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from idletrain.errors import JobError
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.datasets import Loading, MapStyleSource
 from idletrain.nn.data.given import FactorySource, as_samples
+
+SPARSE = csr_matrix(np.eye(2))
 
 
 def make(train: int) -> Any:
@@ -106,6 +109,9 @@ def test_a_tuple_of_arrays_that_ends_in_labels_gives_several_inputs(data: Any) -
         (((np.zeros((3, 2)), np.zeros((2, 2))), np.zeros(3)), r"\[0\] has 3 samples and \[1\] 2; there should be"),
         ({"a": np.array(["x"])}, "the array of a holds str32"),
         ({}, "holds no arrays"),
+        ((SPARSE, np.zeros((2, 1)), np.zeros(2)), r"the inputs\[0\] are a sparse matrix, as only the inputs of"),
+        ({"a": SPARSE, "labels": np.zeros(2)}, "the a are a sparse matrix, as only the inputs of"),
+        ((np.zeros((2, 1)), SPARSE), "the labels are a sparse matrix, as only the inputs of"),
         (
             {"train": TensorDataset(torch.zeros(2)), "test": TensorDataset(torch.zeros(2))},
             "give one as train and",

@@ -65,3 +65,18 @@ def test_a_sparse_matrix_travels_to_workers_as_files(tmp_path: Any) -> None:
     assert isinstance(there.x.values, np.memmap)
     for ours, theirs in zip(data.open().batch(np.array([1, 3])), there.batch(np.array([1, 3])), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_data_frames_may_be_parts_and_hold_numbers_of_several_kinds() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": [1, 2], "income": [0.5, 1.5], "member": [True, False]})
+    for data in ((frame, frame[["age"]], frame["age"]), {"x": frame, "labels": frame["age"]}):
+        inputs, _ = as_samples(data).batch(np.array([1]))
+        assert (inputs["x"] if isinstance(data, dict) else inputs[0]).tolist() == [[2, 1.5, 0]]
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([[1, 2, 3.0]], columns=["age", "age", "income"])
+    with pytest.raises(JobError, match="of the inputs, several columns are called 'age'; give each a name of its own"):
+        as_samples((frame, [0]))

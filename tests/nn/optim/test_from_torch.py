@@ -48,6 +48,13 @@ def test_groups_become_groups_by_their_parameters_names() -> None:
     assert (second.parameters, second.lr, second.weight_decay) == (("1.weight",), 0.4, 0.01)
 
 
+def test_a_group_without_parameters_is_none() -> None:
+    module = nn.Linear(3, 2, bias=False)
+    groups = [{"params": module.parameters()}, {"params": [], "weight_decay": 0.0, "betas": (0.8, 0.9)}]
+    settings = OptimizerSettings.model_validate(settings_of(torch.optim.AdamW(groups, lr=0.1), module))
+    assert settings.groups == ()
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_name_means_torchs_defaults(name: str) -> None:
     module = nn.Linear(3, 2)
