@@ -153,12 +153,13 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
-    lightning, callbacks = is_lightning(module), Callbacks()
+    lightning, callbacks, held = is_lightning(module), Callbacks(), module
     if lightning:
         module = stepping(module)
-        optimizer = optimizer or optimizer_of(module)
+        if optimizer is None:
+            optimizer, held = optimizer_of(module), module
         callbacks = callbacks_of(module, None if test is None else WholeBatches(RunData(test, Path(), collate_fn)))
-    optimizer_fields, schedule = _optimizer(optimizer, module)
+    optimizer_fields, schedule = _optimizer(optimizer, held)
     training: dict[str, Any] = {"subnets": subnets, "local_steps": local_steps, "seed": seed}
     training |= {"evaluate_every": evaluate_every}
     optional: dict[str, Any] = {"method": method, "rounds": rounds, "epochs": epochs, "batch_size": batch_size}
@@ -170,11 +171,11 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             "name": name or f"fit-{time.time_ns():x}",
             "data": {},
             **sections,
-            "training": {**training, **sections.get("training", {})},
-            "model": {"factory": type(module).__qualname__, **sections.get("model", {})},
-            "nodes": {"count": workers, **sections.get("nodes", {})},
-            "checkpoint": {"to": str(run_dir), **sections.get("checkpoint", {})},
-            **({"stop": {**callbacks.stop, **sections.get("stop", {})}} if callbacks.stop else {}),
+            "training": _section(training, sections.get("training", {})),
+            "model": _section({"factory": type(module).__qualname__}, sections.get("model", {})),
+            "nodes": _section({"count": workers}, sections.get("nodes", {})),
+            "checkpoint": _section({"to": str(run_dir)}, sections.get("checkpoint", {})),
+            "stop": _section(callbacks.stop, sections.get("stop", {})),
         }
     )
     watch, summary = WatchSettings(on_round=on_round, log_to=log_to), Summary()
@@ -244,6 +245,11 @@ def _trained(
     if outcome.status == "stopped-early":
         _tell(f"stopped early: {summary.note}")
     return load_result(job.run_dir, prepared.program, job.stop.watched)
+
+
+def _section(own: Mapping[str, Any], given: Any) -> Any:
+    """Return a section of the job with a call's own settings in it; what is no mapping is left for the job's checks."""
+    return {**own, **given} if isinstance(given, Mapping) else given
 
 
 def _tell(text: str) -> None:

@@ -245,6 +245,8 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
             {"optimizer": {"name": "sgd", "lr": 0.1, "groups": [{"parameters": ["frist.*"], "lr": 1}]}},
             "training.optimizer.groups.0.parameters: 'frist.*' fits no parameter; names are like",
         ),
+        ({"nodes": 2}, "nodes: 2 should be a valid dictionary or instance of NodeSettings"),
+        ({"training": None}, "training: None should be a valid dictionary or instance of TrainingSettings"),
         ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
     ],
 )
@@ -509,7 +511,7 @@ def test_a_run_whose_network_is_worse_than_its_subnets_says_so_and_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the scaling of sums: what the guard is there for."""
-    monkeypatch.setattr("idletrain.nn.cuts.with_scaling", lambda _subject, layout: layout)
+    monkeypatch.setattr("idletrain.nn.cuts.with_scaling", lambda _subject, layout, _least: layout)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1000, 16)).astype(np.float32)
     torch.manual_seed(0)
@@ -723,6 +725,14 @@ def test_a_lightning_module_s_logged_values_are_metrics_that_its_callbacks_stop_
     assert began["better"] == {"evaluations": "higher"}
     said = " ".join(capsys.readouterr().err.split())
     assert "LearningRateMonitor is left out: no Trainer runs that would call it" in said
+
+
+def test_an_optimizer_instance_may_hold_a_lightning_module_s_parameters(tmp_path: Path) -> None:
+    lit = LitNet()
+    optimizer = torch.optim.Adam(lit.parameters(), lr=0.1)
+    with pytest.raises(JobError) as caught:
+        idletrain.fit(lit, digits()[0], optimizer=optimizer, rounds=0, run_dir=tmp_path)
+    assert caught.value.faults == ("training.rounds: 0 should be greater than or equal to 1",)
 
 
 def test_fit_trains_a_lightning_module_as_its_step_and_optimizer_say(tmp_path: Path) -> None:

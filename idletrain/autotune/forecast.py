@@ -29,7 +29,7 @@ CODED_BYTES_PER_SECOND = 0.6e9  # float32 bytes encoded and decoded (int8; resul
 WIRES = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"))  # pull and push, the most exact first
 # Of the rounds of ist, the last ones, that train whole networks, and times the run's time that this may take
 # (benchmarks/finishing.py).
-FINISH_SHARE, MOST_FINISH_SECONDS = 0.2, 2.0
+FINISH_SHARE, MOST_FINISH_SECONDS = 0.2, 1.5
 WORTH = 1.1  # times faster to be preferred: less is within a forecast's error, so the simpler, more exact one stays
 
 

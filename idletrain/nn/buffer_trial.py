@@ -102,12 +102,12 @@ class BufferTrial:
         self._began |= {place.name: base.values[0][place.name] for place in made}
 
     def _observed(self, name: str, reshaped: str, base: _Seen, read: bool, unread: set[str]) -> Observed:
-        place, began, ended = self._places[name], self._began[name], base.values[-1].get(name)
+        place, began = self._places[name], self._began[name]
         dtype = began.dtype if isinstance(began, Tensor) else torch.float32
         if reshaped or not place.is_buffer:
             return Observed(name, place.is_buffer, dtype, reshaped if place.is_buffer else "", read)
         wide = torch.complex128 if dtype.is_complex else torch.float64
-        before, after = began.to(wide), ended.to(wide)
+        before, after = began.to(wide), base.values[-1][name].to(wide)  # a tensor: else it is reshaped
         accumulates, feeds = False, False
         if not read and dtype != torch.bool:
             other = _another(began)

@@ -36,7 +36,7 @@ from idletrain.nn.data.graphs import is_graph
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.data.tables import SparseTable
 from idletrain.nn.ist.modules import copied, in_training
-from idletrain.nn.program import IGNORED_LABEL, Loss, cross_entropy, mse
+from idletrain.nn.program import IGNORED_LABEL, Loss, bce_with_logits, cross_entropy, mse
 
 SCAN_ROWS = 4096  # rows of arrays checked at a time: 12 MB of Fashion-MNIST as floats
 TRIAL_SAMPLES = 8  # to compare a network with its subnets on: enough for a batch's statistics
@@ -208,7 +208,9 @@ def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
     training = field == "data.train"
     fault = f"model: does not take inputs of shape {shape}" if training else f"{field}: the model does not take {shape}"
     wide = very_wide(module) is not None  # not copied: it may take gigabytes, and its tables minutes to build
-    with user_code(f"{fault}: "):
+    looks_up = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
+    is_whole = not looks_up and any(part.dtype == torch.int64 for part in tensors_of(pair[0]))
+    with user_code(f"{fault}: ", "; they are whole numbers: give floats to layers that take those" if is_whole else ""):
         tried = module if wide else copied(module)
         tried = in_training(tried) if training and not wide else tried.eval()
         outputs = call(tried, fresh(pair[0]))
@@ -231,6 +233,8 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     odd = uneven(pair[0]) if pair[1] is pair[0] else uneven({"inputs": pair[0], "labels": pair[1]})
     given = f"outputs {described(outputs)} and {target}" + (f" (of the batch, {odd})" if odd else "")
     fault = f"training.loss: {name} does not fit {given}: "
+    if labels is None and loss in (cross_entropy, bce_with_logits, mse):
+        raise JobError(f"{fault}call its labels `labels`, or use a function (outputs, batch) -> scalar")
     if loss in (mse, functional.mse_loss) and getattr(labels, "shape", None) != logits.shape:  # torch would broadcast
         raise JobError(f"{fault}they should have one shape")
     if loss is cross_entropy and getattr(labels, "shape", None) != logits.shape[:-1]:

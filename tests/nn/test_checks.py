@@ -275,6 +275,17 @@ def test_test_labels_of_another_shape_than_the_training_labels() -> None:
     )
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits", "mse"])
+def test_a_batch_by_name_without_labels_is_told_what_to_call_them(loss: str) -> None:
+    told = fault(Two(), MapStyleSource(Items(lambda i: {"x": X[i], "more": X[i, :2], "target": Y[i]})), loss=loss)
+    assert told.endswith(": call its labels `labels`, or use a function (outputs, batch) -> scalar")
+
+
+def test_whole_numbers_for_a_layer_of_floats_are_told_as_such() -> None:
+    told = fault(None, Given(X.astype(np.int64), Y))
+    assert told.endswith("; they are whole numbers: give floats to layers that take those")
+
+
 def test_labels_that_begin_at_1_are_refused_with_the_shift() -> None:
     assert fault(None, Given(X, Y + 1)) == (
         "data.train: label 3 is beyond the model's 3 outputs, 0 to 2; they begin at 1: subtract 1 from each"
