@@ -98,7 +98,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     on_event: Callable[[Record], None] | None = None,
     on_round: Callable[[Mapping[str, Any]], None] | None = None,
     on_evaluate: Callable[[nn.Module, Mapping[str, float | None]], object] | None = None,
-    log_to: Sequence[str] = (),
+    log_to: str | Sequence[str] = (),
     **sections: Mapping[str, Any],
 ) -> FitResult:
     """Train a module by independent subnets (or local SGD) on workers that may come and go.
@@ -178,7 +178,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             "stop": _section(callbacks.stop, sections.get("stop", {})),
         }
     )
-    watch, summary = WatchSettings(on_round=on_round, log_to=log_to), Summary()
+    trackers = (log_to,) if isinstance(log_to, str) else log_to
+    watch, summary = WatchSettings(on_round=on_round, log_to=trackers), Summary()
     provider = ExistingScheduler(LaunchRequest(scheduler=scheduler)) if scheduler else LocalProcesses()
     source = RunData(train, job.run_dir / "data" / "train", collate_fn)
     test_source = None if test is None else RunData(test, job.run_dir / "data" / "test", collate_fn)

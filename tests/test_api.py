@@ -246,6 +246,7 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
             "training.optimizer.groups.0.parameters: 'frist.*' fits no parameter; names are like",
         ),
         ({"nodes": 2}, "nodes: 2 should be a valid dictionary or instance of NodeSettings"),
+        ({"log_to": "excel"}, "--log-to: there is no excel; choose from mlflow, wandb"),
         ({"training": None}, "training: None should be a valid dictionary or instance of TrainingSettings"),
         ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
     ],

@@ -209,7 +209,7 @@ def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
     fault = f"model: does not take inputs of shape {shape}" if training else f"{field}: the model does not take {shape}"
     wide = very_wide(module) is not None  # not copied: it may take gigabytes, and its tables minutes to build
     looks_up = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
-    is_whole = not looks_up and any(part.dtype == torch.int64 for part in tensors_of(pair[0]))
+    is_whole = not looks_up and all(part.dtype == torch.int64 for part in tensors_of(pair[0]))
     with user_code(f"{fault}: ", "; they are whole numbers: give floats to layers that take those" if is_whole else ""):
         tried = module if wide else copied(module)
         tried = in_training(tried) if training and not wide else tried.eval()
@@ -226,7 +226,9 @@ def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
 
 
 def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> None:
-    """Check that the loss returns one number for outputs and labels."""
+    """Check that the loss returns one number, with a gradient, for outputs and labels."""
+    if isinstance(loss, type):
+        raise JobError(f"training.loss: {loss.__name__} is a class; give an instance, {loss.__name__}()")
     logits, labels = prediction(outputs), labels_of(pair[1])
     kind = f" of {labels.dtype}" if hasattr(labels, "dtype") else ""
     target = f"labels {described(labels)}{kind}" if labels is not None else f"a batch {described(pair[1])}"
@@ -251,6 +253,10 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     if value.numel() != 1:
         shape = list(value.shape)
         raise JobError(f"training.loss: {name} returns {shape} for {given}; return one number, such as its mean()")
+    if not value.requires_grad and any(tensor.requires_grad for tensor in tensors_of(outputs)):
+        raise JobError(
+            f"training.loss: {name} returns a number without a gradient; leave out detach() and torch.no_grad() in it"
+        )
 
 
 def _within(labels: Tensor, classes: int) -> bool:

@@ -286,6 +286,17 @@ def test_whole_numbers_for_a_layer_of_floats_are_told_as_such() -> None:
     assert told.endswith("; they are whole numbers: give floats to layers that take those")
 
 
+def test_a_loss_without_a_gradient_and_a_class_of_losses_are_refused() -> None:
+    def cut_off(outputs: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, labels).detach()
+
+    assert fault(None, Given(X, Y), loss=cut_off) == (
+        "training.loss: cut_off returns a number without a gradient; leave out detach() and torch.no_grad() in it"
+    )
+    told = fault(None, Given(X, Y), loss=nn.CrossEntropyLoss)
+    assert told == "training.loss: CrossEntropyLoss is a class; give an instance, CrossEntropyLoss()"
+
+
 def test_labels_that_begin_at_1_are_refused_with_the_shift() -> None:
     assert fault(None, Given(X, Y + 1)) == (
         "data.train: label 3 is beyond the model's 3 outputs, 0 to 2; they begin at 1: subtract 1 from each"
