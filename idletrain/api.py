@@ -153,13 +153,13 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
-    lightning, callbacks, held = is_lightning(module), Callbacks(), module
+    lightning, callbacks, held, factors = is_lightning(module), Callbacks(), module, None
     if lightning:
         module = stepping(module)
         if optimizer is None:
-            optimizer, held = optimizer_of(module), module
+            (optimizer, factors), held = optimizer_of(module), module
         callbacks = callbacks_of(module, None if test is None else WholeBatches(RunData(test, Path(), collate_fn)))
-    optimizer_fields, schedule = _optimizer(optimizer, held)
+    optimizer_fields, schedule = _optimizer(optimizer, held, factors)
     training: dict[str, Any] = {"subnets": subnets, "local_steps": local_steps, "seed": seed}
     training |= {"evaluate_every": evaluate_every}
     optional: dict[str, Any] = {"method": method, "rounds": rounds, "epochs": epochs, "batch_size": batch_size}
@@ -257,10 +257,10 @@ def _tell(text: str) -> None:
     Console(stderr=True).print(f"idletrain: {text}", markup=False, highlight=False)
 
 
-def _optimizer(optimizer: Any, module: nn.Module) -> tuple[dict[str, Any], Schedule | None]:
+def _optimizer(optimizer: Any, module: nn.Module, factors: Schedule | None) -> tuple[dict[str, Any], Schedule | None]:
     """Return the job's optimizer, and its schedule if that is given as a function; the job then has its name alone."""
     fields = {} if optimizer is None else from_torch.settings_of(optimizer, module)
-    schedule = fields.get("schedule")
+    schedule = factors or fields.get("schedule")
     if not callable(schedule):
         return fields, None
     place = getattr(schedule, "__module__", "fit"), getattr(schedule, "__qualname__", type(schedule).__name__)

@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from idletrain.errors import JobError, user_code
 from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import labels_of, length
 from idletrain.nn.data.datasets import Loading, loading_of
 from idletrain.nn.data.streams import StreamSource
+from idletrain.nn.optim.from_scheduler import SchedulerFactors, without_scheduler
 
 BATCH = "lightning_batch"  # the name by which a whole batch goes to the module
 LIGHTNING = ("lightning", "pytorch_lightning")
@@ -232,11 +234,11 @@ def plain(module: nn.Module) -> nn.Module:
     return module
 
 
-def optimizer_of(module: nn.Module) -> Optimizer:
-    """Return the optimizer that a LightningModule configures.
+def optimizer_of(module: nn.Module) -> tuple[Optimizer, SchedulerFactors | None]:
+    """Return the optimizer that a LightningModule configures, and its schedule of the learning rate, if it has one.
 
     Raises:
-        JobError: it has several, or a schedule; or there is none.
+        JobError: there is none, or there are several; or the schedule follows a metric.
     """
     with user_code("fit: configure_optimizers fails (", "); give fit an optimizer"):
         configured = module.configure_optimizers()  # type: ignore[operator]
@@ -249,9 +251,24 @@ def optimizer_of(module: nn.Module) -> Optimizer:
         configured = configured[0]
     if not isinstance(configured, Optimizer):
         raise JobError(f"fit: configure_optimizers returns {configured!r}; return one optimizer, or give fit one")
-    if schedules:
-        raise JobError("fit: configure_optimizers returns a learning rate schedule; give fit an optimizer with one")
-    return configured
+    given = list(schedules) if isinstance(schedules, Sequence) else [schedules]
+    if len(given) > 1:
+        raise JobError("fit: configure_optimizers returns several schedules; make one with SequentialLR")
+    factors = _factors_of(given[0]) if given else None
+    return without_scheduler(configured), factors
+
+
+def _factors_of(given: Any) -> SchedulerFactors:
+    """Return the schedule of a scheduler, or of Lightning's settings of one."""
+    settings = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
+    scheduler = settings.get("scheduler")
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        raise JobError(
+            f"fit: configure_optimizers returns a {type(scheduler).__name__}, which is no schedule of steps or epochs; "
+            "give fit an optimizer with one"
+        )
+    by_epoch = settings.get("interval", "epoch") == "epoch"
+    return SchedulerFactors(scheduler, by_epoch=by_epoch, every=settings.get("frequency", 1))
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from idletrain.nn.ist.modules import tensor_of
 from idletrain.nn.memory import fitting_micro_batch
 from idletrain.nn.metric_checks import check_metrics, named_metrics
 from idletrain.nn.optim import parameter_groups
+from idletrain.nn.optim.from_scheduler import SchedulerFactors
 from idletrain.nn.optim.schedule import Schedule
 from idletrain.nn.precision import Precision, is_half
 from idletrain.nn.program import LOSSES, Loss, Program, cross_entropy, default_loss, model_loss, sampled_softmax
@@ -118,7 +119,10 @@ def prepare(  # noqa: PLR0913 (each is a section of a job, or its part)
     faults, cuts = FaultCollector(), CutSettings(exclude, table, fixed, split)
     schedule = faults.check(named_schedule, schedule, training)
     prepared = _prepare(faults, module, train, test, loss, training, cuts, memory, metrics)
-    return replace(prepared, program=replace(prepared.program, schedule=schedule))
+    program = prepared.program
+    if isinstance(schedule, SchedulerFactors):
+        schedule = named_schedule(schedule.of_data(len(program.source.open()), program.training), training)
+    return replace(prepared, program=replace(program, schedule=schedule))
 
 
 def named_schedule(schedule: Schedule | None, training: TrainingSettings) -> Schedule | None:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 from torchmetrics.classification import MulticlassAccuracy
 
 from idletrain.errors import JobError
+from idletrain.job import TrainingSettings
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.batches import call
 from idletrain.nn.evaluate import score
@@ -84,7 +86,27 @@ def configured(result: Any) -> nn.Module:
 
 @pytest.mark.parametrize("result", [lambda o: o, lambda o: [o], lambda o: {"optimizer": o}, lambda o: ([o], [])])
 def test_one_optimizer_is_taken_in_every_form(result: Any) -> None:
-    assert optimizer_of(configured(result)).param_groups[0]["momentum"] == 0.9
+    optimizer, factors = optimizer_of(configured(result))
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    assert factors is None
+
+
+@pytest.mark.parametrize(
+    ("result", "at"),
+    [
+        (lambda o: ([o], [lr_scheduler.StepLR(o, 2)]), 2 * 5),  # Lightning's default: epochs, of 40 / (4 * 2) steps
+        (lambda o: {"optimizer": o, "lr_scheduler": lr_scheduler.StepLR(o, 1)}, 5),
+        (lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": lr_scheduler.StepLR(o, 3), "interval": "step"}}, 3),
+        (lambda o: ([o], [{"scheduler": lr_scheduler.StepLR(o, 3), "interval": "step", "frequency": 2}]), 6),
+    ],
+)
+def test_a_scheduler_steps_by_epochs_or_steps_as_lightning_says(result: Any, at: int) -> None:
+    optimizer, factors = optimizer_of(configured(result))
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert "initial_lr" not in optimizer.param_groups[0]
+    assert factors is not None
+    factors = factors.of_data(40, TrainingSettings(batch_size=4, subnets=2))
+    assert [factors(step, 100) for step in (0, at - 1, at, 2 * at)] == pytest.approx([1, 1, 0.1, 0.01])
 
 
 @pytest.mark.parametrize(
@@ -93,8 +115,12 @@ def test_one_optimizer_is_taken_in_every_form(result: Any) -> None:
         (lambda o: [o, o], "return one optimizer, or give fit one"),
         (lambda _o: None, "return one optimizer, or give fit one"),
         (
-            lambda o: ([o], [torch.optim.lr_scheduler.StepLR(o, 3)]),
-            "configure_optimizers returns a learning rate schedule; give fit an optimizer with one",
+            lambda o: {"optimizer": o, "lr_scheduler": lr_scheduler.ReduceLROnPlateau(o)},
+            "configure_optimizers returns a ReduceLROnPlateau, which is no schedule of steps or epochs",
+        ),
+        (
+            lambda o: ([o], [lr_scheduler.StepLR(o, 3), lr_scheduler.StepLR(o, 5)]),
+            "configure_optimizers returns several schedules; make one with SequentialLR",
         ),
         (
             lambda _o: 1 / 0,
