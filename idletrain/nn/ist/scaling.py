@@ -51,36 +51,39 @@ def with_scaling(subject: Subject, layout: Layout, least: float = 0.0) -> Layout
         UnsplitError: those for which a scaling is right hold less.
     """
     try:
-        choice = _first_that_fits(subject, layout, [_guess(subject.module, layout)])
-        if choice is None:
-            layout, choice = _group_by_group(subject, layout, least)
-        return _with_contractions(subject, layout, _without_normalized(subject, layout, choice))
+        found = _first_that_fits(subject, layout, [_guess(subject.module, layout)])
+        if found is None:
+            layout, found = _group_by_group(subject, layout, least)
+        return _with_contractions(subject, layout, _without_normalized(subject, layout, *found))
     except UnknownError:
         places = [place for place, scaling in _guess(subject.module, layout).items() if scaling == "weights"]
         return _with_contractions(subject, layout, dict.fromkeys(places, "unknown"))
 
 
-def _group_by_group(subject: Subject, layout: Layout, least: float) -> tuple[Layout, Choice]:
+def _group_by_group(subject: Subject, layout: Layout, least: float) -> tuple[Layout, tuple[Trial, Choice]]:
     """Find a scaling for each group alone, of the largest first; groups that have none stay whole."""
     alone = {g.name: without_groups(layout, {o.name: "" for o in layout.groups if o is not g}) for g in layout.groups}
     choices: dict[Place, Scaling] = {}
     reasons: dict[str, str] = {}
     for name in sorted(alone.keys() - subject.outputs, key=lambda name: (-split_share(alone[name]), name)):
-        choice = _first_that_fits(subject, alone[name], _guesses(subject.module, alone[name]))
-        if choice is None:
+        found = _first_that_fits(subject, alone[name], _guesses(subject.module, alone[name]))
+        if found is None:
             reasons[name] = UNSCALED
             check_split_share(without_groups(layout, reasons), least)
         else:
-            choices.update(choice)
+            choices.update(found[1])
     layout = without_groups(layout, reasons)
     choices = {place: scaling for place, scaling in choices.items() if place in set(_places(layout))}
-    if _first_that_fits(subject, layout, [choices]) is None:
+    if (found := _first_that_fits(subject, layout, [choices])) is None:
         raise UnknownError("each group alone can be cut, but all of them together cannot")
-    return layout, choices
+    return layout, found
 
 
-def _first_that_fits(subject: Subject, layout: Layout, choices: Iterator[Choice] | Sequence[Choice]) -> Choice | None:
-    """Return the first choice with which network and subnet give the same outputs, in training or in evaluation mode.
+def _first_that_fits(
+    subject: Subject, layout: Layout, choices: Iterator[Choice] | Sequence[Choice]
+) -> tuple[Trial, Choice] | None:
+    """Return the first choice with which network and subnet give the same outputs, in training or in evaluation mode,
+    and the trial of that mode.
 
     Noise in training mode differs between the two; in evaluation mode there should be none.
     """
@@ -92,22 +95,12 @@ def _first_that_fits(subject: Subject, layout: Layout, choices: Iterator[Choice]
         outputs = trial.expected
         for choice in tried:
             if trial.difference(choice) < FLOAT32_ROUNDING:
-                return choice
+                return trial, choice
     return None
 
 
-def _without_normalized(subject: Subject, layout: Layout, choice: Choice) -> Choice:
+def _without_normalized(subject: Subject, layout: Layout, trial: Trial, choice: Choice) -> Choice:
     """Mark the contractions that need no scaling, each tried beside all others."""
-    trial = next(
-        (
-            t
-            for training in (True, False)
-            if (t := Trial.of(subject, layout, training=training)).difference(choice) < FLOAT32_ROUNDING
-        ),
-        None,
-    )
-    if trial is None:
-        return choice
     result: dict[Place, Scaling] = dict(choice)
     open_places = [place for place, scaling in choice.items() if scaling not in ("normalized", "unused")]
     likely = [place for place in open_places if place in layout.normalized]
