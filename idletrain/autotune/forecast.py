@@ -27,9 +27,8 @@ ROOT_FROM = 3
 AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
 CODED_BYTES_PER_SECOND = 0.6e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
 WIRES = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"))  # pull and push, the most exact first
-# Of the rounds of ist, the last ones, that train whole networks, and times the run's time that this may take
-# (benchmarks/finishing.py).
-FINISH_SHARE, MOST_FINISH_SECONDS = 0.2, 1.5
+FINISH_SHARE = 0.2  # of the rounds of ist, the last ones, that train whole networks (benchmarks/finishing.py)
+MOST_TIMES_LONGER = 1.5  # that a run may take for it: with 1.8 times the time, more rounds of ist learn as much
 WORTH = 1.1  # times faster to be preferred: less is within a forecast's error, so the simpler, more exact one stays
 
 
@@ -279,7 +278,7 @@ def finished_whole(
     whole = replace(whole, subnets=choice.option.subnets)
     finished = replace(choice, finish=WholeRounds(whole, forecast_round(whole, choice.local_steps, fleet)))
     times = finished.round_seconds / choice.round_seconds
-    if times > MOST_FINISH_SECONDS:
+    if times > MOST_TIMES_LONGER:
         return None
     reason = f"the last {FINISH_SHARE:.0%} of the rounds train whole networks, which takes {times:.2g} x the time"
     return replace(finished, why=(*choice.why, reason))
