@@ -28,7 +28,7 @@ from benchmarks.report import Figure, at_most, parser, report
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is trained at which rates."""
+    """A family, and the numbers of subnets and learning rates to train it with."""
 
     family: Family
     subnets: Sequence[int]

@@ -28,7 +28,7 @@ from idletrain.quantities import steady
 HEAD_RESERVE_BYTES = 1 << 30
 WORKER_BYTES = 278 << 20  # a worker before its first subnet: Python, torch, Dask (benchmarks/results/memory.json)
 # A step's memory beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers, code that
-# the first step reads): 35 to 45 MB for networks of 126 to 235 MB in `benchmarks.memory`.
+# the first step reads): 31 to 42 MB for networks of 126 to 235 MB in `benchmarks.memory`, and over 45 MB once.
 SCRATCH_BYTES = 48 << 20
 SPREAD = 0.02  # of made-up weights where a run needs values
 

@@ -111,17 +111,28 @@ class BlockScheme:
 
     def masks(self, seed: int, round_: int, layout: Layout, specs: Sequence[SubnetSpec]) -> list[Mask]:
         """See `PartitionScheme`."""
-        return [self.mask(seed, round_, layout, place) for place in self.places(layout.sizes, specs)]
+        places = self.places(layout.sizes, specs)
+        held = _held(seed, round_, layout, places[0])
+        return [_of_subnet(seed, round_, layout, held, place) for place in places]
 
     def mask(self, seed: int, round_: int, layout: Layout, place: SubnetPlace) -> Mask:
         """See `PartitionScheme`."""
-        held = deal(seed, round_, block_sizes(layout), place.subnets, place.holders or place.subnets)
-        others = layout.groups[1:]
-        parts = [
-            _part_of(group.size, held[:, group.within] if group.within is not None else None, place) for group in others
-        ]
-        orders = permutations(seed, round_, layout.sizes[1:], parts, layout.fixed[1:])
-        return np.concatenate([held[place.number], members(orders, parts)])
+        return _of_subnet(seed, round_, layout, _held(seed, round_, layout, place), place)
+
+
+def _held(seed: int, round_: int, layout: Layout, place: SubnetPlace) -> Mask:
+    """Return which of a round's subnets have which blocks `[subnets, blocks]`."""
+    return deal(seed, round_, block_sizes(layout), place.subnets, place.holders or place.subnets)
+
+
+def _of_subnet(seed: int, round_: int, layout: Layout, held: Mask, place: SubnetPlace) -> Mask:
+    """Return the mask of a subnet that has these blocks, over them and over the neurons of all other groups."""
+    parts = [
+        _part_of(group.size, None if group.within is None else held[:, group.within], place)
+        for group in layout.groups[1:]
+    ]
+    orders = permutations(seed, round_, layout.sizes[1:], parts, layout.fixed[1:])
+    return np.concatenate([held[place.number], members(orders, parts)])
 
 
 def _part_of(size: int, holds: Mask | None, place: SubnetPlace) -> Block:
