@@ -4,7 +4,7 @@ python -m benchmarks [--tiny] [NAME ...]
 
 Not among them: time_to_accuracy and trace_goodput, which take hours and a recorded trace, and add to their files;
 link_use, bad_links, lossy_rounds, wide_exchange, fabric, forecast and autotune, which need root; modules,
-which installs many packages.
+which installs many packages; outofcore_gpu, which needs a GPU.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ NAMES = (
     "fine_tuning",
     "finishing",
     "precision",
+    "quality",
 )
 RESULTS = Path(__file__).parent / "results"
 

@@ -66,6 +66,17 @@ def resnet(depths: Sequence[int], width: int) -> nn.Module:
     return _classifier(width, blocks, channels)
 
 
+def resnet18(channels: int) -> nn.Module:
+    """Build basic blocks in ResNet-18's widths for images of so many channels, with BatchNorm and ReLU first."""
+    blocks: list[nn.Module] = []
+    before = 64
+    for stage, width in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            blocks.append(_basic(before, width, 2 if stage and not block else 1))
+            before = width
+    return _classifier(64, blocks, before, channels)
+
+
 def wide_resnet(depth: int, widening: int) -> nn.Module:
     """Build WRN-`depth`-`widening` (arXiv 1605.07146, table 1)."""
     blocks: list[nn.Module] = []
@@ -78,9 +89,9 @@ def wide_resnet(depth: int, widening: int) -> nn.Module:
     return _classifier(16, blocks, channels)
 
 
-def _classifier(stem: int, blocks: Sequence[nn.Module], channels: int) -> nn.Module:
+def _classifier(stem: int, blocks: Sequence[nn.Module], channels: int, inputs: int = 3) -> nn.Module:
     head = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return nn.Sequential(nn.Conv2d(3, stem, 3, padding=1, bias=False), *blocks, head, nn.Linear(channels, 10))
+    return nn.Sequential(nn.Conv2d(inputs, stem, 3, padding=1, bias=False), *blocks, head, nn.Linear(channels, 10))
 
 
 class UNet(nn.Module):

@@ -45,6 +45,7 @@ from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES, Executor
 from idletrain.nn.outofcore.executing.learn import learn_profile
 from idletrain.nn.outofcore.executing.measure import measure_units
+from idletrain.nn.outofcore.executing.pinned import PinnedSwap
 from idletrain.nn.outofcore.executing.resident import ResidentPeak, release_freed_memory
 from idletrain.nn.outofcore.executing.weights import Weights
 from idletrain.nn.outofcore.planning.plan import MemoryPlan, least_bytes, make_memory_plan, usable
@@ -122,23 +123,38 @@ def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
 
-class Network:
-    """One network with a batch, its profile, and its gradients in core."""
+class DevicePeak:
+    """Measures the peak of a GPU's memory above what is allocated at construction, as its allocator counts it."""
 
-    def __init__(self, make: Callable[[], nn.Module], shape: Sequence[int], tokens: int) -> None:
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self._before = torch.cuda.memory_allocated()
+
+    @property
+    def bytes(self) -> int:
+        return int(torch.cuda.max_memory_allocated() - self._before)
+
+
+class Network:
+    """One network with a batch on a device, its profile, and its gradients in core."""
+
+    def __init__(self, make: Callable[[], nn.Module], shape: Sequence[int], tokens: int, device: str = "cpu") -> None:
         torch.manual_seed(0)
-        self.x = torch.randint(tokens, tuple(shape)) if tokens else torch.randn(*shape)
-        self.module = make().train()
+        self._peak = DevicePeak if device == "cuda" else ResidentPeak
+        x = torch.randint(tokens, tuple(shape)) if tokens else torch.randn(*shape)
+        self.x, self.module = x.to(device), make().train().to(device)
         with torch.no_grad():
             outputs = copy.deepcopy(self.module)(self.x)
-        self.y = torch.randint(10, outputs.shape[:-1])
+        self.y = torch.randint(10, outputs.shape[:-1], device=device)
         link = SwapLink(1e9, 1e9)  # to be measured
         learnt = learn_profile(
             self.module, self.x, self.y, _loss, state_slots=0, resident_bytes=0, link=link, by_kernel=True
         )
         self.names = [piece.name for piece in learnt.pieces]
         # A run's budget holds what checkpoint takes once, too; here that is there from the first step on.
-        self.profile = replace(learnt.profile, resident_bytes=learnt.profile.resident_bytes - CHECKPOINT_BYTES)
+        once = 0 if device == "cuda" else CHECKPOINT_BYTES
+        self.profile = replace(learnt.profile, resident_bytes=learnt.profile.resident_bytes - once)
         whole = Footprint(self.profile.units, "K" * len(self.profile.units), 1 << 60, 0, streamed=False)
         self.predicted_in_core_bytes = simulate(whole, link).peak_bytes
         self.gradients()  # a kernel's first run takes memory for its code
@@ -151,7 +167,7 @@ class Network:
     def gradients(
         self,
         plan: MemoryPlan | None = None,
-        swap: DiskSwap | None = None,
+        swap: DiskSwap | PinnedSwap | None = None,
         parts: int = 1,
         settle: Callable[[], None] = release_freed_memory,
     ) -> tuple[float, int, list[Tensor]]:
@@ -159,7 +175,7 @@ class Network:
         module = copy.deepcopy(self.module)
         gc.collect()
         settle()
-        resident = ResidentPeak()
+        resident = self._peak()
         started = time.perf_counter()
         if plan and swap:
             named = {piece.name: piece for piece in pieces_of(module)}
@@ -171,11 +187,13 @@ class Network:
             for x, y in zip(self.x.chunk(parts), self.y.chunk(parts), strict=True):
                 loss = _loss(module(x), y) / parts
                 loss.backward()  # type: ignore[no-untyped-call]
+        if self.x.is_cuda:
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         return seconds, resident.bytes, [p.grad for p in module.parameters() if p.grad is not None]
 
 
-def compare(network: Network, budget: int, swap: DiskSwap, repetitions: int) -> dict[str, Any]:
+def compare(network: Network, budget: int, swap: DiskSwap | PinnedSwap, repetitions: int) -> dict[str, Any]:
     """Time every technique that fits a budget, and the plan, in turns."""
     profile = replace(network.profile, link=swap.speed())
     plan = make_memory_plan(profile, budget, micro_batches=False, stream=False)

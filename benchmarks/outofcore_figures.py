@@ -132,7 +132,7 @@ def table_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         link = f"{row['mb_per_second']:.0f} MB/s" if row["mb_per_second"] else "the disk"
         measured = [row["plan_over_in_core"], *map(row["over_plan"].get, others)]
-        modes = row["letters"] if len(row["letters"]) <= SHOWN_MODES else f"{row['modes'][:SHOWN_MODES]}..."
+        modes = row["letters"] if len(row["letters"]) <= SHOWN_MODES else f"{row['letters'][:SHOWN_MODES]}..."
         cells = [f"{row['network']} (from {row['least_part']:.0%})", link, f"{row['part']:.0%}", modes]
         lines.append([*cells, *("-" if r is None else f"{r:.2f}" for r in measured)])
     head = ["network", "link", "budget", "plan", *ratios]

@@ -17,7 +17,7 @@ from idletrain.nn.network import Network
 from idletrain.nn.orders import batch_order
 from idletrain.nn.prepare import Prepared
 from idletrain.nn.program import Program
-from idletrain.worker.node import device_for
+from idletrain.worker.device import device_for
 
 MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after a warm-up step; a plan should take a second, no minute
 FIRST_SPREAD = 0.01  # standard deviation of parameters whose values do not matter

@@ -24,7 +24,12 @@ def train_alone(prepared: Prepared) -> Network:
 
 
 def train_rounds(
-    program: Program, network: Network, samples: Samples, rounds: int, go_on: Callable[[], bool] = lambda: True
+    program: Program,
+    network: Network,
+    samples: Samples,
+    rounds: int,
+    go_on: Callable[[], bool] = lambda: True,
+    device: torch.device | str = "cpu",
 ) -> bool:
     """Train a network in place, one subnet after another; all random generators stay as they were.
 
@@ -34,6 +39,7 @@ def train_rounds(
         samples: The samples to train on.
         rounds: How many rounds to train.
         go_on: Called before each step; training ends in the middle of a round when it returns False.
+        device: The device to train on.
 
     Returns:
         Whether all rounds were trained.
@@ -44,7 +50,7 @@ def train_rounds(
             updates, phase = [], program.training.phase(round_)
             specs = program.specs(phase.equal_shares, phase.copies)
             for k, subnet in enumerate(program.subnets(round_, specs)):
-                flat = torch.zeros(program.buffer_size(subnet, persistent=False))
+                flat = torch.zeros(program.buffer_size(subnet, persistent=False), device=device)
                 pulled = network.pull(subnet)
                 flat[: len(pulled)] = pulled
                 work = LocalSteps(program, subnet, flat, k, round_)
@@ -53,6 +59,6 @@ def train_rounds(
                         return False
                     work.step(samples, order, step)
                 work.check_buffers()
-                updates.append((subnet, flat[: len(pulled)], phase.local_steps))
+                updates.append((subnet, flat[: len(pulled)].cpu(), phase.local_steps))
             network.commit(updates)
     return True

@@ -22,8 +22,9 @@ from idletrain.nn.data.read_ahead import stream_position
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
 from idletrain.nn.orders import StreamOrder
+from idletrain.worker.device import compute_repeatably, device_for, finish, repeatably
 from idletrain.worker.lease_spec import LeaseSpec
-from idletrain.worker.node import Loaded, WorkerNode, device_for
+from idletrain.worker.node import Loaded, WorkerNode
 from idletrain.worker.transfers import Progress, Transfers
 
 ALIGNMENT_BYTES = 64  # of memory that torch allocates on a CPU
@@ -139,6 +140,7 @@ class Attempt:
 
     def _train_steps(self, loaded: Loaded, work: LocalSteps, order: BatchOrder) -> None:
         """Do the remaining steps, sending progress checkpoints and late rows meanwhile."""
+        compute_repeatably(wanted=not self._spec.salvage)
         all_steps, initial_steps = loaded.program.local_steps(self._spec.lease.round), self.steps
         transfers, samples = self._transfers, loaded.samples
         if loaded.read_ahead:
@@ -147,7 +149,7 @@ class Attempt:
         started = saved_at = time.perf_counter()
         while self.steps < all_steps and not transfers.is_unwanted():
             self._doing = "train"
-            self._losses.append(work.step(samples, order, self.steps))
+            self._losses.append(repeatably(functools.partial(work.step, samples, order, self.steps)))
             self.steps += 1
             now = time.perf_counter()
             steps_left = all_steps - self.steps  # after the last comes the update itself
@@ -163,6 +165,7 @@ class Attempt:
         self._doing = "move"
         if self.steps > initial_steps:
             self._position = stream_position(samples)
+        finish(self._flat.device)
         self.account["train_seconds"] = time.perf_counter() - started
 
     def _is_checkpoint_due(self, since_last: float, seconds_left: float) -> bool:

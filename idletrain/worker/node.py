@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from idletrain.nn.local_steps import BatchOrder
 from idletrain.nn.orders import batch_order
 from idletrain.nn.program import Program
 from idletrain.worker.cohort import numeric_cohort
+from idletrain.worker.device import make_repeatable, measure_speed, pick_device
 from idletrain.worker.lease_spec import LeaseSpec
 from idletrain.worker.memory_limits import memory_limit_bytes
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 LEASES = 2  # of a worker at once: while one subnet trains, the next is pulled and the last is pushed
 RUNS_KEPT = 2  # programs of runs that share this worker
-CALIBRATION_STEPS = 20  # of a 256-wide layer: 20 ms here, enough to tell a node from one half as fast
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,7 @@ class WorkerNode:
     """
 
     def __init__(self) -> None:
+        make_repeatable()
         self.draining = threading.Event()
         self.checkpoint_now = threading.Event()
         self.computing = threading.Lock()
@@ -164,28 +164,3 @@ def describe() -> dict[str, Any]:
         "pid": os.getpid(),
         "name": str(worker.name),
     }
-
-
-def pick_device() -> torch.device:
-    """Return the node's GPU, or its CPU if it has none."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def device_for(program: Program) -> torch.device:
-    """Return the device to train on; samplers and row-wise steps of a very wide output run on the CPU only."""
-    return torch.device("cpu") if program.output else pick_device()
-
-
-def measure_speed(device: torch.device) -> float:
-    """Measure a small training step, in steps per second of CPU time so that a busy neighbour does not count."""
-    weight = torch.ones(256, 256, device=device, requires_grad=True)  # no random numbers: another run may draw some now
-    x = torch.ones(128, 256, device=device)
-    clock = time.perf_counter if device.type == "cuda" else time.thread_time
-    started = clock()
-    for step in range(CALIBRATION_STEPS):
-        if step == CALIBRATION_STEPS // 2:  # the first half warms up
-            started = clock()
-        torch.autograd.backward(torch.nn.functional.linear(x, weight).square().sum())
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return CALIBRATION_STEPS / 2 / max(clock() - started, 1e-6)

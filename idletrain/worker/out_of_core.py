@@ -26,7 +26,8 @@ from idletrain.nn.outofcore.executing.disk import ScratchError, in_memory
 from idletrain.nn.outofcore.executing.trainer import MemoryRoom, PlannedSteps
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
 from idletrain.worker.attempt import Attempt
-from idletrain.worker.node import Loaded, pick_device
+from idletrain.worker.device import pick_device
+from idletrain.worker.node import Loaded
 
 logger = logging.getLogger(__name__)
 LARGE_FILES = Path("/var/tmp")  # noqa: S108 (files without names)

@@ -8,6 +8,7 @@ import math
 import statistics
 
 import pytest
+import torch
 from idletrain_testbed import missing
 
 import benchmarks.__main__ as everything
@@ -242,6 +243,24 @@ def _check_precision(written):
     assert all(min(samples) > 0 for samples in steps.values())
 
 
+def _check_outofcore_gpu(written):
+    assert written["gpu"]
+    for row in written["rows"]:
+        assert row["same_bits"], row
+        assert all(seconds > 0 for samples in row["seconds"].values() for seconds in samples)
+
+
+def _check_quality(written):
+    runs, costs = written["runs"], written["costs"]["MLP"]
+    assert {run["way"] for run in runs} == {*costs}
+    assert {run["rate"] for run in runs if run["way"] == "ist, 4"} == {0.1, 0.2}
+    chosen = min((run for run in runs if run["way"] == "2 copies, 4"), key=lambda run: run["validation"])
+    (finished,) = (run for run in runs if "same arithmetic" in run["way"])
+    assert finished["rate"] == chosen["rate"]
+    assert finished["rounds"] < chosen["rounds"]
+    assert costs["ist, 4"]["bytes"] < costs["2 copies, 4"]["bytes"] < costs["whole"]["bytes"]
+
+
 CHECKS = {
     "fine_tuning": _check_fine_tuning,
     "finishing": _check_finishing,
@@ -267,6 +286,8 @@ CHECKS = {
     "memory": _check_memory,
     "memory_over_rounds": _check_memory_over_rounds,
     "outofcore": _check_outofcore,
+    "outofcore_gpu": _check_outofcore_gpu,
+    "quality": _check_quality,
     "churn": _check_churn,
     "accuracy": _check_accuracy,
     "learning_rates": _check_learning_rates,
@@ -277,15 +298,16 @@ CHECKS = {
 }
 
 
-# Those that shape links, and what they lack on this machine.
-SHAPED = {"link_use": missing(), "fabric": missing(), "wide_exchange": missing()}
-SHAPED |= {"bad_links": missing(delay=True, loss=True)}
+# Those that shape links or need a GPU, and what they lack on this machine.
+NEEDY = {"link_use": missing(), "fabric": missing(), "wide_exchange": missing()}
+NEEDY |= {"bad_links": missing(delay=True, loss=True)}
+NEEDY |= {} if torch.cuda.is_available() else {"outofcore_gpu": ["there is no CUDA device"]}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.skipif(bool(lack := SHAPED.get(name)), reason=" ".join(lack or ())))
+        pytest.param(name, marks=pytest.mark.skipif(bool(lack := NEEDY.get(name)), reason=" ".join(lack or ())))
         for name in CHECKS
     ],
 )

@@ -30,7 +30,7 @@ from idletrain.nn.prepare import from_settings
 from idletrain.nn.wide import label_shards
 from idletrain.observe import records
 from idletrain.rounds.durable import write_ahead_log
-from idletrain.worker import encoding
+from idletrain.worker import device, encoding
 from idletrain.worker.process import security_from
 
 from . import steered
@@ -128,6 +128,8 @@ def train_alone(job: Job) -> list[str]:
     """The digest after 0, 1, ... rounds, computed here, one subnet after the other: no Dask, no store, no files."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    device.make_repeatable()
+    device.compute_repeatably(wanted=job.preemption.policy == "reissue")
     try:
         prepared = from_settings(job.model, job.data, job.training)
         program, training = prepared.program, prepared.program.training  # with the method that suits the model
@@ -144,6 +146,7 @@ def train_alone(job: Job) -> list[str]:
                 )
                 flat = torch.zeros(program.buffer_size(subnet, persistent=False))  # untravelled state begins at 0
                 flat[: len(pulled)] = pulled
+                flat = flat.to(device.device_for(program))
                 work = LocalSteps(program, subnet, flat, k, round_)
                 if program.output:
                     order = label_shards.open_output(
@@ -151,7 +154,7 @@ def train_alone(job: Job) -> list[str]:
                     )
                 for step in range(phase.local_steps):
                     work.step(samples, order, step)
-                trained = flat[: len(pulled)]
+                trained = flat[: len(pulled)].cpu()
                 if coder := encoding.codec(program, subnet, "push"):
                     lease = LeaseId(job.name, 1, round_, k, 1)
                     content = encoding.encode_update(program, subnet, trained, pulled, lease)
