@@ -242,7 +242,9 @@ def _trained(
     if outcome.status == "stopped":
         raise KeyboardInterrupt(f"stopped after round {outcome.rounds}; fit(name={job.name!r}, resume=True) goes on")
     if outcome.status == "diverged":
-        raise RunError("the training diverges (NaN on more than one worker); lower the optimizer's lr")
+        raise RunError(
+            "the training diverges (NaN in several attempts); lower the optimizer's lr, or look for NaN in the data"
+        )
     if outcome.status == "stopped-early":
         _tell(f"stopped early: {summary.note}")
     return load_result(job.run_dir, prepared.program, job.stop.watched)

@@ -190,7 +190,10 @@ def _conclude(summary: Any, prefix: Any, job: Job, provider: CloudProvider, opti
             typer.echo(line)
         typer.echo(f"  {cost_line(bill_of(read_events(prefix)))}")
     if summary.status == "diverged":
-        raise RunError(f"run {job.name} diverges (NaN in three attempts); lower training.optimizer.lr")
+        raise RunError(
+            f"run {job.name} diverges (NaN in several attempts); lower training.optimizer.lr, or look for NaN in the "
+            "data"
+        )
     if not done:
         why = f" ({summary.note})" if summary.note else ""
         raise RunError(f"run {job.name} was {summary.status} before it was done{why}; go on with --resume")

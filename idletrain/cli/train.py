@@ -234,5 +234,6 @@ def _ending_text(status: str, again: str, note: str) -> str:
         "reached": "done: the target accuracy is reached",
         "stopped-early": f"stopped early: {note}",
         "stopped": f"stopped; go on with: {again}",
-        "diverged": "stopped: the training diverges (NaN on more than one worker); lower training.optimizer.lr",
+        "diverged": "stopped: the training diverges (NaN in several attempts); lower training.optimizer.lr, or look "
+        "for NaN in the data",
     }[status]

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from idletrain.errors import user_code
 from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.batches import call, labels_of, prediction, sample_count
 from idletrain.nn.data.csr import Rows
@@ -167,6 +168,13 @@ class Calibration:
 
 
 def batches(samples: Samples, order: NDArray[np.int64]) -> Iterator[tuple[Any, Any]]:
-    """Yield the samples of these numbers `[N]` in batches of EVALUATION_BATCH: inputs and labels."""
+    """Yield the samples of these numbers `[N]` in batches of EVALUATION_BATCH: inputs and labels.
+
+    Raises:
+        JobError: the data's own code fails.
+    """
     for start in range(0, len(order), EVALUATION_BATCH):
-        yield samples.batch(order[start : start + EVALUATION_BATCH])
+        index = order[start : start + EVALUATION_BATCH]
+        with user_code(f"data: one of its samples {index[0]} to {index[-1]} cannot be read (", "); mend the data"):
+            batch = samples.batch(index)
+        yield batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from idletrain.errors import JobError, user_code
@@ -46,3 +46,14 @@ def resolve(path: str, field: str) -> Any:
     module, _, attribute = path.replace(":", ".").rpartition(".")
     with user_code(f"{field}: {path!r} cannot be imported (", "); write it as package.module:name"):
         return getattr(importlib.import_module(module), attribute)
+
+
+def made(factory: Callable[..., Any], path: str, args: Mapping[str, Any], section: str) -> Any:
+    """Call the factory that a section of the job names.
+
+    Raises:
+        JobError: it does not take the arguments, or fails without any.
+    """
+    before = f"{section}.args: {path} does not take {args}: " if args else f"{section}.factory: {path} fails: "
+    with user_code(before):
+        return factory(**args)

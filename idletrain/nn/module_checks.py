@@ -23,6 +23,9 @@ from idletrain.nn.ist.randomness import key
 from idletrain.nn.precision import HALF, Forward, Precision, in_float32
 from idletrain.nn.program import Loss, cross_entropy
 
+ORIGINAL = "_orig_mod"  # of what torch.compile returns for a module
+COMPILED_NOTE = "model: it is trained without torch.compile; to have workers compile it, set training.compile to true"
+
 
 def materialized(module: nn.Module, source: Source, training: TrainingSettings) -> nn.Module:
     """Return the module, or a copy whose lazy layers have got their sizes from a few samples."""
@@ -123,3 +126,18 @@ def check_steps(module: nn.Module, loss: Loss, training: TrainingSettings) -> No
 def _takes_batch_statistics(module: nn.Module, layer: nn.Module) -> bool:
     """Return whether a layer is a BatchNorm that a user has not frozen by `eval()` in a module in training mode."""
     return isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not module.training)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return a module without what `torch.compile` has made of it or of layers within: one that is read and cut.
+
+    Where a worker is to compile it, the job says so (`training.compile`).
+    """
+    module = getattr(module, ORIGINAL, module)
+    if not any(hasattr(layer, ORIGINAL) for layer in module.modules()):
+        return module
+    result = copied(module)
+    for layer in list(result.modules()):
+        for name, child in list(layer.named_children()):
+            setattr(layer, name, getattr(child, ORIGINAL, child))
+    return result

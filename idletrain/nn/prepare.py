@@ -22,7 +22,7 @@ from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import is_joined
 from idletrain.nn.data.streams import StreamSource
 from idletrain.nn.evaluate import is_of_classes
-from idletrain.nn.faults import FAULTY, FaultCollector, resolve
+from idletrain.nn.faults import FAULTY, FaultCollector, made, resolve
 from idletrain.nn.ist.frozen import without_frozen
 from idletrain.nn.ist.modules import tensor_of
 from idletrain.nn.memory import fitting_micro_batch
@@ -179,7 +179,9 @@ def _prepare(
 ) -> Prepared:
     """Do the work of `prepare` for a module and sources that may be FAULTY already."""
     name = loss_name if isinstance(loss_name, str) else getattr(loss_name, "__name__", repr(loss_name))
-    module = faults.check(module_checks.check_layers, module)
+    given = faults.check(module_checks.check_layers, module)
+    module = faults.check(module_checks.uncompiled, given)
+    compiled = module is not given
     was_half = isinstance(module, nn.Module) and is_half(module)
     precision: Precision = training.precision or ("bfloat16" if was_half else "float32")
     how = faults.check(fit_reading, module, train, training)
@@ -214,7 +216,8 @@ def _prepare(
     program = replace(program, joined=is_joined(*pair) or is_joined(*trial), precision=precision)
     program = replace(program, micro_batch=_micro_batch(program))
     network = tuple(tensor_of(module, t.name).detach() for t in layout.tensors)
-    return Prepared(program, network, module, test, fallback, how.notes, measured)
+    notes = (*how.notes, *([module_checks.COMPILED_NOTE] if compiled else []))
+    return Prepared(program, network, module, test, fallback, notes, measured)
 
 
 def _fit_test(how: Reading, test: Any) -> Any:
@@ -233,9 +236,7 @@ def _micro_batch(program: Program) -> int | None:
 
 
 def _module(model: ModelSettings) -> nn.Module:
-    factory = resolve(model.factory, "model.factory")
-    with user_code(f"model.args: {model.factory} does not take {model.args}: "):
-        module = factory(**model.args)
+    module = made(resolve(model.factory, "model.factory"), model.factory, model.args, "model")
     if not isinstance(module, nn.Module):
         raise JobError(f"model.factory: {model.factory!r} returned a {type(module).__name__}, not a torch.nn.Module")
     return module

@@ -76,6 +76,12 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int, names: S
         seed: The run's seed.
         names: Buffers to estimate beside those of torch's own norms; all others stay as they are.
     """
+    in_training(module)
+    own = {*names, *_statistics_of(module, nn.modules.instancenorm._InstanceNorm)}
+    norms = _statistics_of(module, nn.modules.batchnorm._BatchNorm)
+    if not own and not norms:
+        module.eval()
+        return  # and a stream is not read for nothing
     order = generator(seed, "statistics").permutation(len(samples))[:STATISTICS_SAMPLES]
     order = order[: len(order) - (len(order) % EVALUATION_BATCH == 1)]
     began = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -101,8 +107,6 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int, names: S
         for layer, momentum in momenta.items():
             layer.momentum = momentum
 
-    in_training(module)
-    own = {*names, *_statistics_of(module, nn.modules.instancenorm._InstanceNorm)}
     result = dict(began)
     if own:
         raised = {name: value + 1 if _is_averaged(name, value, own) else value for name, value in began.items()}
@@ -113,7 +117,7 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int, names: S
             else low[name]
             for name in own
         }
-    if norms := _statistics_of(module, nn.modules.batchnorm._BatchNorm):
+    if norms:
         estimated = after(train_norms, began)
         result |= {name: estimated[name] for name in norms}
     _set(module, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from idletrain.errors import JobError
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.data.given import as_samples
@@ -169,3 +171,16 @@ def test_labels_of_several_tasks_are_scored_by_the_loss() -> None:
     items = [(np.float32([i, 1]), (i % 2, np.float32([i]))) for i in range(4)]
     found = score(Echo(), MapStyleSource(items), lambda outputs, labels: (outputs[:, :1] - labels[1]).mean() + 2)
     assert (found.accuracy, found.loss) == (None, 2)
+
+
+def test_a_sample_that_cannot_be_read_is_a_fault_of_the_data() -> None:
+    class Damaged:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            raise OSError("file 3 is damaged")
+
+    samples = as_samples(Damaged())
+    with pytest.raises(JobError, match=r"data: one of its samples 0 to 1 cannot be read \(file 3 is damaged\); mend"):
+        score(nn.Identity(), samples, cross_entropy)

@@ -16,7 +16,7 @@ from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import assemble
-from idletrain.nn.module_checks import check_steps
+from idletrain.nn.module_checks import COMPILED_NOTE, check_steps, uncompiled
 from idletrain.nn.prepare import Prepared, prepare
 from idletrain.nn.program import cross_entropy, mse, sampled_softmax
 from idletrain.nn.wide import SparseLinear
@@ -186,3 +186,33 @@ def test_a_module_that_changes_its_input_is_tried_with_the_same_input_every_time
     prepared(module, Given(np.ones((64, 6), np.float32), DATA.y))
     assert len(seen) > 4
     assert set(seen) == {2 * 6.0, 8 * 6.0}
+
+
+class Half(nn.Module):
+    """A module of which torch compiles one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Any = torch.compile(nn.Linear(6, 8))
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(torch.relu(self.first(x)))
+        return outputs
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, by itself
+@pytest.mark.parametrize("part", [False, True])
+def test_what_torch_has_compiled_is_trained_as_it_was_written_and_said(part: bool) -> None:
+    plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    module: Any = Half() if part else torch.compile(plain)
+    made = prepared(module, method="ist", subnets=2)
+    assert not any("_orig_mod" in name for name, _ in made.module.named_parameters())
+    assert made.program.training.method == "ist"
+    assert made.notes == (COMPILED_NOTE,)
+    assert type(module.first if part else module).__name__ == "OptimizedModule"  # the caller's stays
+
+
+def test_a_module_without_compiled_parts_stays_the_caller_s() -> None:
+    module = nn.Linear(6, 3)
+    assert uncompiled(module) is module

@@ -304,9 +304,9 @@ def test_whatever_a_factory_raises_is_a_fault_of_the_job(
 
     monkeypatch.setattr(models, "net", net, raising=False)
     told = fault(model={"factory": "idletrain.nn.models:net"})
-    assert told.startswith(f"model.args: idletrain.nn.models:net does not take {{}}: {raised.__name__}: ")
+    assert told.startswith(f"model.factory: idletrain.nn.models:net fails: {raised.__name__}: ")
     told = fault(data={"factory": "idletrain.nn.models:net"})
-    assert told.startswith(f"data.args: net does not take {{}}: {raised.__name__}: ")
+    assert told.startswith(f"data.factory: net fails: {raised.__name__}: ")
 
 
 def test_a_factory_and_a_file_that_are_missing_are_told_at_once(tmp_path: Path) -> None:

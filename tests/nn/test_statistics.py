@@ -144,3 +144,18 @@ def test_buffers_that_travelled_are_the_network_s_and_the_others_as_they_began()
         assert (int(module.steps), module.steps.dtype) == (41, torch.int64)
     set_buffers(module, prepared.module, prepared.program, network)
     assert module.scale.tolist() == [1] * 6
+
+
+class Unread(Given):
+    """Data that must not be read."""
+
+    def __len__(self) -> int:
+        raise AssertionError("it is read")
+
+
+def test_nothing_is_read_for_a_module_without_statistics() -> None:
+    module = nn.Linear(2, 2)
+    estimate_statistics(module, Unread(None, None), 0)  # type: ignore[arg-type]
+    assert not module.training
+    with pytest.raises(AssertionError, match="it is read"):
+        estimate_statistics(nn.BatchNorm1d(2), Unread(None, None), 0)  # type: ignore[arg-type]

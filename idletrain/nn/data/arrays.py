@@ -20,10 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from idletrain.errors import JobError
-from idletrain.nn.data.batches import named_parts
+from idletrain.nn.data.batches import map_leaves, named_parts
 from idletrain.nn.data.remote import Remote
 from idletrain.nn.data.values import Array, array_fault, as_input, as_label, part_of
 
@@ -86,11 +85,11 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class ArrayTree:
-    """Several arrays `[N, ...]`, in a tuple or by name, and labels `[N, ...]`.
+    """Arrays `[N, ...]` in any containers, and labels `[N, ...]`.
 
     Attributes:
-        x: The inputs: a tuple or dict of arrays.
-        y: The labels; None where they are among the inputs by name.
+        x: The inputs: an array, or a tuple, mapping or dataclass of arrays or of such containers.
+        y: The labels; None where they are among the inputs by name, or where the inputs are their own target.
         integers: Whether 8-bit inputs stay integers.
     """
 
@@ -107,11 +106,8 @@ class ArrayTree:
         return [*named_parts(self.x), *([("labels", self.y)] if self.y is not None else [])]
 
     def batch(self, index: NDArray[np.int64]) -> tuple[Any, Any]:
-        if isinstance(self.x, dict):
-            x = {name: part_of(name, array[index], integers=self.integers) for name, array in self.x.items()}
-            return x, x if self.y is None else as_label(self.y[index])
-        assert self.y is not None
-        return tuple(as_input(array[index], integers=self.integers) for array in self.x), as_label(self.y[index])
+        x = map_leaves(lambda name, array: part_of(name, array[index], integers=self.integers), self.x)
+        return x, x if self.y is None else as_label(self.y[index])
 
     @property
     def parts(self) -> dict[str, Array]:
@@ -121,7 +117,7 @@ class ArrayTree:
     def stored(self, paths: Mapping[str, str], field: str) -> FileTree:
         """Return the source of the same samples from files."""
         files = iter(paths.values())
-        x = tree_map(lambda _: next(files), self.x)
+        x = map_leaves(lambda _name, _array: next(files), self.x)
         return FileTree(x, None if self.y is None else next(files), field)
 
 
@@ -155,7 +151,7 @@ class FileTree:
     field: str
 
     def open(self) -> ArrayTree:
-        x = tree_map(lambda path: map_array(path, self.field), self.x)
+        x = map_leaves(lambda _name, path: map_array(path, self.field), self.x)
         return ArrayTree(x, None if self.y is None else map_array(self.y, self.field))
 
 

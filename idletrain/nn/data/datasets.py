@@ -41,7 +41,8 @@ def loading_of(samples: Any) -> Loading:
 
 @dataclass(frozen=True)
 class MapStyleSource:
-    """A map-style Dataset of (input, label) pairs, of tuples that end in the label, of parts by name, or of graphs.
+    """A map-style Dataset of (input, label) pairs, of tuples that end in the label, of parts by name, of graphs, or of
+    inputs alone, which are then their own target.
 
     Attributes:
         dataset: The Dataset.
@@ -79,6 +80,11 @@ class MapStyleSource:
             return self._collated(join_graphs(items), len(items))
         stack_inputs = partial(stack_parts, integers=self.integers)
         if fields_of(items[0]) is not None:
+            whole = stacked(items, stack_inputs)
+            return whole, whole
+        if isinstance(items[0], tuple | list) and len(items[0]) == 1:
+            items = [item[0] for item in items]
+        if hasattr(items[0], "shape"):  # its own target, as for an autoencoder
             whole = stacked(items, stack_inputs)
             return whole, whole
         if not isinstance(items[0], tuple | list) or len(items[0]) < 2:

@@ -6,16 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, default_collate
 
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError
 from idletrain.nn.data.arrays import ArraySource, ArrayTree, Samples
-from idletrain.nn.data.batches import named_parts
+from idletrain.nn.data.batches import fields_of, map_leaves, named_parts
 from idletrain.nn.data.datasets import Loading, MapStyleSource
 from idletrain.nn.data.graphs import is_graph
 from idletrain.nn.data.streams import StreamSource
 from idletrain.nn.data.tables import frame_array, is_frame, is_sparse, sparse_table
 from idletrain.nn.data.values import Array, array_at_hand
+from idletrain.nn.faults import made
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,14 @@ class FactorySource:
     def parts(self) -> tuple[Any, Any]:
         """Return training and test data, None without."""
         name = getattr(self.factory, "__name__", repr(self.factory))
-        with user_code(f"data.args: {name} does not take {self.args}: "):
-            made = self.factory(**self.args)
-        if isinstance(made, Mapping) and "train" in made:
-            return made["train"], made.get("test")
-        if _is_dataset(made) or _is_stream(made):
-            return made, None
-        if not isinstance(made, Sequence) or len(made) != 2:
+        data = made(self.factory, name, self.args, "data")
+        if isinstance(data, Mapping) and "train" in data:
+            return data["train"], data.get("test")
+        if _is_dataset(data) or _is_stream(data):
+            return data, None
+        if not isinstance(data, Sequence) or len(data) != 2:
             raise JobError(f"data.factory: {name} should return (train, test), or a Dataset or DataLoader")
-        return made[0], made[1]
+        return data[0], data[1]
 
 
 def as_samples(data: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> Samples:
@@ -79,7 +81,9 @@ def _is_stream(data: Any) -> bool:
 
 def _is_dataset(data: Any) -> bool:
     is_map_style = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    is_of_arrays = isinstance(data, Mapping) or (isinstance(data, Sequence) and _is_of_arrays(data))
+    is_of_arrays = isinstance(data, Mapping | Tensor | np.ndarray) or (
+        isinstance(data, Sequence) and _is_of_arrays(data)
+    )
     return isinstance(data, DataLoader) or (is_map_style and not is_of_arrays and not is_frame(data))
 
 
@@ -102,14 +106,18 @@ def _dataset(dataset: Any, collate_fn: Any, loading: Loading | None = None) -> M
 def _arrays(data: Any) -> Samples:
     if is_frame(data):
         raise JobError("data: a DataFrame alone does not say what the labels are; give (frame[inputs], frame[label])")
-    if isinstance(data, Mapping):
+    if isinstance(data, tuple) and len(data) == 1:
+        (data,) = data  # of a target of its own, as for an autoencoder
+    if isinstance(data, Tensor | np.ndarray):
+        return _tree(_array(data, "samples"), None)
+    if fields_of(data) is not None:
         return _tree(_by_name(data), None)
     if not isinstance(data, Sequence) or len(data) < 2:
         kind = type(data).__name__
         raise JobError(f"data: a {kind} is neither arrays, such as (inputs, labels), nor a Dataset or DataLoader")
     inputs = data[0] if len(data) == 2 else tuple(data[:-1])
     labels = _array(data[-1], "labels")
-    if isinstance(inputs, Mapping):
+    if fields_of(inputs) is not None:
         return _tree(_by_name(inputs), labels)
     if isinstance(inputs, tuple) and inputs and all(hasattr(part, "shape") and part.shape for part in inputs):
         return _tree(tuple(_array(part, f"inputs[{i}]") for i, part in enumerate(inputs)), labels)
@@ -129,11 +137,13 @@ def _array(part: Any, name: str) -> Array:
     return frame_array(part, name) if is_frame(part) else array_at_hand(part, name)
 
 
-def _by_name(data: Mapping[Any, Any]) -> dict[str, Array]:
-    if data and all(_is_dataset(p) and not hasattr(p, "shape") and not isinstance(p, Sequence) for p in data.values()):
-        names = ", ".join(map(repr, data))
+def _by_name(data: Any) -> Any:
+    """Return the same containers with arrays in them."""
+    parts = list((fields_of(data) or {}).items())
+    if parts and all(_is_dataset(p) and not hasattr(p, "shape") and not isinstance(p, Sequence) for _, p in parts):
+        names = ", ".join(repr(name) for name, _ in parts)
         raise JobError(f"data: holds the Datasets {names}; give one as train and one as test")
-    return {str(name): _array(part, str(name)) for name, part in data.items()}
+    return map_leaves(lambda name, part: _array(part, name), data)
 
 
 def _tree(x: Any, y: Array | None) -> ArrayTree:

@@ -8,12 +8,12 @@ ends, the next pass begins, also in the middle of a round.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -237,13 +237,15 @@ def keeps_state(dataset: Any) -> bool:
 def own_copy(dataset: Any) -> Any:
     """Return a copy of a stream that keeps its state, which is that of one reading alone; another stream as it is.
 
+    It is copied as it travels to workers: Hugging Face's hold caches of the process, which others fill meanwhile.
+
     Raises:
         JobError: it cannot be copied.
     """
     if not keeps_state(dataset):
         return dataset
     with user_code(f"data: the {type(dataset).__name__} keeps its state and cannot be copied (", ")"):
-        return copy.deepcopy(dataset)
+        return cloudpickle.loads(cloudpickle.dumps(dataset))
 
 
 def state_fault(dataset: Any) -> str:

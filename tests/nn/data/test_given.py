@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from idletrain.errors import JobError
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.datasets import Loading, MapStyleSource
 from idletrain.nn.data.given import FactorySource, as_samples
+from idletrain.nn.data.run_files import RunData
 
 SPARSE = csr_matrix(np.eye(2))
 
@@ -175,3 +178,53 @@ def test_a_factory_may_return_datasets_loaders_or_training_data_alone(kind: Any)
     made = FactorySource(both if kind is not DataLoader else lambda: DataLoader(dataset, batch_size=3), 0)
     assert len(made.open()) == 6
     assert (made.parts()[1] is None) is (kind is DataLoader)
+
+
+@dataclass
+class Named:
+    """Arrays in a dataclass."""
+
+    x: Any
+    label: Any
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [torch.arange(6.0).view(3, 2), np.arange(6.0).reshape(3, 2), (torch.arange(6.0).view(3, 2),)],
+    ids=["tensor", "array", "one in a tuple"],
+)
+def test_inputs_alone_are_their_own_target(given_: Any) -> None:
+    samples = as_samples(given_)
+    assert len(samples) == 3
+    inputs, target = samples.batch(np.array([2, 0]))
+    assert inputs.tolist() == [[4, 5], [0, 1]]
+    assert target is inputs
+
+
+@pytest.mark.parametrize("items", [TensorDataset(torch.eye(3)), [row.numpy() for row in torch.eye(3)]])
+def test_items_without_a_label_are_their_own_target(items: Any) -> None:
+    inputs, target = as_samples(items).batch(np.array([1]))
+    assert inputs.tolist() == [[0, 1, 0]]
+    assert target is inputs
+
+
+def test_arrays_in_a_dataclass_and_in_containers_within_others_are_batches_of_the_same_form() -> None:
+    x, label = torch.arange(8.0).view(4, 2), torch.arange(4)
+    whole, target = as_samples(Named(x, label)).batch(np.array([3]))
+    assert isinstance(whole, Named)
+    assert (whole.x.tolist(), whole.label.tolist()) == ([[6, 7]], [3])
+    assert target is whole
+    whole, target = as_samples({"in": {"x": x, "parts": (x, x.int())}, "labels": label}).batch(np.array([1]))
+    assert whole["in"]["x"].tolist() == [[2, 3]]
+    assert whole["in"]["parts"][1].dtype == torch.int64
+    assert target is whole
+    with pytest.raises(JobError, match=r"in\.x has 4 samples and labels 3"):
+        as_samples({"in": {"x": x}, "labels": label[:3]})
+
+
+def test_arrays_in_containers_are_stored_in_files_and_read_back(tmp_path: Any) -> None:
+    data = RunData(Named(torch.eye(3), torch.arange(3)), tmp_path / "run" / "data" / "train")
+    data.write()
+    elsewhere = pickle.loads(pickle.dumps(data)).open()
+    whole, _ = elsewhere.batch(np.array([2]))
+    assert (whole.x.tolist(), whole.label.tolist()) == ([[0, 0, 1]], [2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -284,3 +285,14 @@ def test_a_position_of_an_earlier_phase_is_left_out() -> None:
     place = order.going_on(whole.position()).batch(0, 2)
     assert place.from_where() is None
     assert torch.equal(late.batch(place)[0], whole.batch(order.batch(0, 2))[0])
+
+
+def test_a_stream_of_hugging_face_can_be_copied_in_any_thread() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": [[1.0], [2.0]], "label": [0, 1]})
+    stream = rows.to_iterable_dataset(num_shards=2)
+    assert keeps_state(stream)
+    with ThreadPoolExecutor(1) as pool:
+        copied = pool.submit(streams.own_copy, stream).result()
+    assert copied is not stream
+    assert [row["label"] for row in copied] == [0, 1]

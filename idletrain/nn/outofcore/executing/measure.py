@@ -11,6 +11,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
-from idletrain.nn.data.batches import call, device_of, map_parts, tensors_of
+from idletrain.nn.data.batches import call, device_of, fields_of, map_parts, tensors_of
 from idletrain.nn.outofcore.executing.resident import ResidentPeak, release_freed_memory
 from idletrain.nn.outofcore.executing.saved_tensors import SMALL_BYTES
 from idletrain.nn.outofcore.planning.profile import Unit
@@ -63,6 +64,8 @@ def measure_units(
         calls.append(p)
         trial = _Trial(pieces[p].name, forward, args, kwargs, list(pieces[p].parameters()), fixed, by_kernel)
         units[p], out = trial.unit(state_slots)
+        if any(map(_carries, tree_flatten((args, kwargs))[0])):  # which a second forward pass would write to again
+            units[p] = replace(units[p], modes="KS")
         return out
 
     if by_kernel:
@@ -193,6 +196,7 @@ class _Trial:
 
         with torch.enable_grad():
             copies = map_parts(copy, self._arguments)
+        copies = tree_map(lambda leaf: deepcopy(leaf) if _carries(leaf) else leaf, copies)
         return copies, leaves, storages
 
     def _run(self, copies: Any) -> tuple[Any, dict[int, int], float]:
@@ -243,6 +247,12 @@ class _Trial:
             return time.thread_time()
         torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+def _carries(value: Any) -> bool:
+    """Return whether an argument is no container of tensors, and a unit may write to it, as to a cache of keys."""
+    is_plain = isinstance(value, Tensor | nn.Module | type) or callable(value) or fields_of(value) is not None
+    return hasattr(value, "__dict__") and not is_plain
 
 
 class _End(torch.autograd.Function):

@@ -109,3 +109,44 @@ def test_a_module_of_parts_by_name_with_a_loss_of_its_own_is_measured_as_the_pla
     assert across_batch(module, lambda out, _: out.loss, module(**batch), batch).startswith(
         "outputs or labels are more"
     )
+
+
+class Cache:
+    """What layers add to, as to the keys and values of a language model."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        assert not cache.seen or len(cache.seen[-1]) == len(x)
+        cache.seen.append(self.inner(x))
+        return sum(cache.seen, x)
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Remembering() for _ in range(2))
+        self.kept: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = Cache()
+        for layer in self.layers:
+            x = layer(x, cache=cache)
+        self.kept.append(len(cache.seen))
+        return x
+
+
+def test_a_unit_that_writes_to_an_argument_is_measured_on_copies_and_never_recomputed() -> None:
+    chain = Chain()
+    _, units = measure_units(
+        chain, pieces_of(chain, ["layers.0", "layers.1"]), torch.randn(3, 4), lambda out: out.sum()
+    )
+    assert chain.kept == [2]  # each layer wrote once, though it ran several times
+    assert [unit.modes for unit in units] == ["KS", "KS", "K"]
