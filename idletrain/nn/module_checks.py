@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from idletrain.errors import JobError, user_code
 from idletrain.job import TrainingSettings
 from idletrain.nn import travel
 from idletrain.nn.buffer_trial import observe
-from idletrain.nn.buffers import BufferKind, kinds_of, of_torch_norms
+from idletrain.nn.buffers import BufferKind, Observed, kinds_of, of_torch_norms
 from idletrain.nn.checks import first_samples, open_samples, very_wide
 from idletrain.nn.data.arrays import Source
 from idletrain.nn.data.batches import call, described, fresh
@@ -39,10 +40,15 @@ def materialized(module: nn.Module, source: Source, training: TrainingSettings) 
     with user_code(fault), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(training.seed, "lazy") % 2**63)
         call(result, inputs)
-    modes = {name: layer.training for name, layer in module.named_modules()}
-    for name, layer in result.named_modules():
-        layer.training = modes[name]
+    _take_modes(result, module)
     return result
+
+
+def _take_modes(to: nn.Module, of: nn.Module) -> None:
+    """Put each layer of a copy into the mode of the module's."""
+    modes = {name: layer.training for name, layer in of.named_modules()}
+    for name, layer in to.named_modules():
+        layer.training = modes[name]
 
 
 def check_layers(module: nn.Module) -> nn.Module:
@@ -87,13 +93,28 @@ def _step(forward: Forward, inputs: Any, target: Any, loss: Loss) -> None:
         torch.autograd.backward(loss(forward(fresh(inputs)), target))
 
 
-def buffer_kinds(
-    module: nn.Module, pair: tuple[Any, Any], loss: Loss, training: TrainingSettings
-) -> dict[str, BufferKind]:
-    """Return how each buffer that training changes goes from round to round, found by a few steps on a few samples."""
-    names = [name for name, _ in module.named_buffers() if name not in of_torch_norms(module)]
-    observed = observe(module, *pair, loss, wide=very_wide(module) is not None)
-    return kinds_of(observed, names, training)
+def settled(module: nn.Module, pair: tuple[Any, Any], loss: Loss) -> tuple[nn.Module, list[Observed]]:
+    """Return the module and what training changes in it beside parameters, found by a few steps on a few samples.
+
+    Of a module whose buffers take their shapes from the first inputs, as tables of relative positions do, it is a copy
+    that has seen some.
+    """
+    wide = very_wide(module) is not None
+    observed = observe(module, *pair, loss, wide=wide)
+    if wide or not any(one.reshaped for one in observed):
+        return module, observed
+    result = copied(module).eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        call(result, fresh(pair[0]))
+    _take_modes(result, module)
+    return result, observe(result, *pair, loss, wide=wide)
+
+
+def buffer_kinds(module: nn.Module, observed: Sequence[Observed], training: TrainingSettings) -> dict[str, BufferKind]:
+    """Return how each buffer that training changes goes from round to round."""
+    return kinds_of(
+        observed, [name for name, _ in module.named_buffers() if name not in of_torch_norms(module)], training
+    )
 
 
 def check_steps(module: nn.Module, loss: Loss, training: TrainingSettings) -> None:

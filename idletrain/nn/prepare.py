@@ -191,16 +191,16 @@ def _prepare(
     module = faults.check(module_checks.check_parameters, module)
     loss = faults.check(named_loss, loss_name)
     samples, pair, outputs, fits = _check_data(faults, train, "data.train", module, loss, name, training.batch_size)
-    tests = None
-    if test is not None:  # skipped if module or loss failed on training data: the reason is reported once
-        usable = (FAULTY, FAULTY) if fits is FAULTY else (module, fits)
-        tests, *_ = _check_data(faults, test, "data.test", *usable, name, training.batch_size)
+    tests = None if test is None else _check_test(faults, test, module, fits, name, training.batch_size)
     measured = faults.check(named_metrics, training.metrics, metrics or {}, resolve)
     faults.check(check_metrics, measured, module, tests, after=fits)
     trial = faults.check(checks.trial_pair, samples, "data.train", after=pair)
     faults.check(_check_joined, module, samples, trial, fits)
     faults.check(module_checks.check_computing, module, trial, fits, training, precision)
-    kinds = faults.check(module_checks.buffer_kinds, module, trial, fits, training)
+    observed = faults.check(module_checks.settled, module, trial, fits)
+    if observed is not FAULTY:
+        module, observed = observed
+    kinds = faults.check(module_checks.buffer_kinds, module, observed, training)
     rules = kinds if kinds is FAULTY else traveling_rules(kinds)
     inputs = trial if trial is FAULTY else trial[0]
     cuts = faults.check(cuts_or_whole, module, inputs, training, cut_settings, rules, after=outputs)
@@ -240,6 +240,12 @@ def _module(model: ModelSettings) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise JobError(f"model.factory: {model.factory!r} returned a {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+def _check_test(faults: FaultCollector, test: Any, module: Any, loss: Any, name: str, batch_size: int) -> Any:
+    """Check the test data; skipped if module or loss failed on training data, so that a reason is reported once."""
+    usable = (FAULTY, FAULTY) if loss is FAULTY else (module, loss)
+    return _check_data(faults, test, "data.test", *usable, name, batch_size)[0]
 
 
 def _check_data(

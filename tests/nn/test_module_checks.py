@@ -216,3 +216,33 @@ def test_what_torch_has_compiled_is_trained_as_it_was_written_and_said(part: boo
 def test_a_module_without_compiled_parts_stays_the_caller_s() -> None:
     module = nn.Linear(6, 3)
     assert uncompiled(module) is module
+
+
+class Relative(nn.Module):
+    """A layer with a table that takes its size from the first inputs; `again` makes it anew every time."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.again = nn.Linear(6, 32), nn.Linear(32, 3), again
+        self.register_buffer("table", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.table) == 1:
+            self.table = torch.linspace(0, 1, 6)
+        elif self.again:
+            self.table = torch.cat([self.table, self.table[-1:]])
+        outputs: torch.Tensor = self.last(torch.relu(self.first(x + self.table[:6])))
+        return outputs
+
+
+def test_a_buffer_that_takes_its_shape_from_the_first_inputs_keeps_it() -> None:
+    module = Relative().train()
+    made = prepared(module, method="ist", subnets=2)
+    assert (made.program.training.method, made.program.buffers) == ("ist", {})
+    assert made.module.get_buffer("table").tolist() == torch.linspace(0, 1, 6).tolist()
+    assert made.module.training
+    assert len(module.table) == 1  # the caller's stays
+
+
+def test_a_buffer_that_goes_on_to_change_its_shape_is_refused() -> None:
+    assert fault(Relative(again=True)).startswith("model: buffer table changes its shape from [6] to [9] in training")
