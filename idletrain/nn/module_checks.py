@@ -126,6 +126,8 @@ def check_steps(module: nn.Module, loss: Loss, training: TrainingSettings) -> No
     faults = []
     if training.label_smoothing and loss is not cross_entropy:
         faults.append("training.label_smoothing: is for loss: cross_entropy alone; leave it out")
+    if isinstance(size := training.micro_batch, int) and size > training.batch_size:
+        faults.append(f"training.micro_batch: {size} is more than batch_size: {training.batch_size}; leave it out")
     norms = [name or "it" for name, layer in module.named_modules() if _takes_batch_statistics(module, layer)]
     if training.micro_batch and norms and not training.ghost_batches:
         faults.append(

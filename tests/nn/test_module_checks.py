@@ -120,6 +120,13 @@ class Bag(nn.Module):
         ),
         (nn.Sequential(nn.BatchNorm1d(2).eval()), cross_entropy, {"micro_batch": 2}, []),
         (nn.LayerNorm(2), cross_entropy, {"micro_batch": 2, "label_smoothing": 0.1}, []),
+        (nn.LayerNorm(2), cross_entropy, {"micro_batch": 20, "batch_size": 20}, []),
+        (
+            nn.LayerNorm(2),
+            cross_entropy,
+            {"micro_batch": 60, "batch_size": 20},
+            ["training.micro_batch: 60 is more than batch_size: 20"],
+        ),
         (
             Bag(),
             cross_entropy,

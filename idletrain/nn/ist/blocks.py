@@ -28,7 +28,7 @@ Forward = Callable[..., Any]
 BLOCKS_GROUP = "blocks"
 SAME_STATE = 1e-4  # relative difference of hidden states that rounding explains
 ALIGNED = 0.99  # cosine of a hidden state and the same one normalized
-SHOWN = 8  # candidates that an error names
+SHOWN = 3  # candidates that an error names
 
 
 @dataclass
