@@ -31,7 +31,7 @@ from benchmarks.machines import START_SECONDS, Cast, machines, print_line
 from benchmarks.methods import CASES, Case, Entry
 from benchmarks.race import NoStepError, job_tree, run, seconds_to
 from benchmarks.report import Figure, at_most, parser, report
-from benchmarks.sweep import CASE_STEPS, IST_INTERVALS, OPTIMIZERS, WHOLE
+from benchmarks.sweep import CASE_STEPS, IST_INTERVALS, OPTIMIZERS
 from idletrain.autotune import choose
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.cluster import dask_scheduler, dask_settings
@@ -73,7 +73,7 @@ def fleet_of(nodes: int, link: str, tree: dict[str, Any]) -> FleetFigures:
 def entry(case: Case, method: str, chosen: dict[str, Any], nodes: int) -> Entry:
     """Run with such settings, for as long as the method needs."""
     _, local, ist = CASE_STEPS.get(case.name, (100, 100, 100))
-    rates = {**OPTIMIZERS.get(case.name, {"lr": 0.2}), **WHOLE.get(case.name, {}), "state": "reset"}
+    rates = {**OPTIMIZERS.get(case.name, {"lr": 0.2}), "state": "reset"}
     # All nodes share each pass: with more subnets than nodes every one gets fewer samples in as many steps.
     steps = (ist if method == "ist" else local) * max(1, chosen["subnets"] // nodes)
     every = chosen["local_steps"]

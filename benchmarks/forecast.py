@@ -35,7 +35,7 @@ from benchmarks.machines import START_SECONDS, Cast, Line, machines, print_line
 from benchmarks.methods import CASES, Entry
 from benchmarks.race import job_tree, run_folder
 from benchmarks.report import Figure, at_least, at_most, parser, report
-from benchmarks.sweep import OPTIMIZERS, WHOLE
+from benchmarks.sweep import OPTIMIZERS
 from benchmarks.time_to_accuracy import numbers, words
 from idletrain.autotune import choose
 from idletrain.autotune.forecast import FleetFigures
@@ -159,7 +159,7 @@ async def measure_and_train(address: str, nodes: int, job: Job, prepared: Prepar
 def measurements_of(case: str, method: str, local_steps: int, nodes: int, link: str, repeats: int) -> list[Line]:
     """Return the rounds after each measurement, repeated until so many measurements count."""
     rates = OPTIMIZERS.get(case, {"lr": 0.05})
-    settings = {**rates, **WHOLE.get(case, {}), "state": "reset", "local_steps": local_steps}
+    settings = {**rates, "state": "reset", "local_steps": local_steps}
     entry = Entry(method=method, settings=settings, steps=ROUNDS * local_steps)
     with run_folder() as folder, machines(nodes, link) as bed, Cast(bed, folder) as cast:
         tree = job_tree(CASES[case], entry, nodes, folder, 3600.0)

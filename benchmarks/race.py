@@ -41,10 +41,10 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
     local_steps = settings.pop("local_steps")
     subnets = settings.pop("subnets", nodes)
     preemption, count = settings.pop("preemption", {}), settings.pop("count", nodes)
-    excluded, exchange = settings.pop("exclude", ()), settings.pop("exchange", {})
+    exchange = settings.pop("exchange", {})
     return {
         "name": "bench",
-        "model": {**case.model, "exclude": excluded},
+        "model": case.model,
         "data": case.data,
         "training": {
             "method": entry.method,

@@ -134,7 +134,7 @@ def test_every_case_can_be_cut_for_eight_nodes(name, tmp_path):
     batch = torch.zeros(4, 64, dtype=torch.int64) if name == "d" else torch.zeros(4, 28, 28)
     entry = next(entry for entry in candidates(name, "100mbit") if entry.method == "ist")
     model = job_tree(CASES[name], entry, 8, tmp_path, 1.0)["model"]
-    layout = find_groups(*for_trials(build(model), batch), model["exclude"])
+    layout = find_groups(*for_trials(build(model), batch))
     assert layout.groups
     assert all(group.size >= 8 for group in layout.groups)
 

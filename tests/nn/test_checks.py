@@ -177,9 +177,10 @@ def test_a_group_that_is_seen_in_a_second_output_stays_whole() -> None:
 @pytest.mark.parametrize(
     ("item", "reason"),
     [
-        (lambda i: X[i], "an item is a ndarray"),
+        (lambda i: "a", "an item is a str"),
         (lambda i: X[i][0], "an item is a float32"),
-        (lambda i: (X[i],), "an item is a tuple"),
+        (lambda i: (X[i][0],), "an item is a float32"),
+        (lambda i: (), "an item is a tuple"),
         (lambda i: {}[i], "KeyError"),
         (lambda i: (X[i], Y[i], Y[i])[: 2 + (i == 0)], "items are tuples of several lengths"),
         (lambda i: {"x": X[i], "text": "a"}, "text holds str"),

@@ -84,7 +84,7 @@ class MapStyleSource:
             return whole, whole
         if isinstance(items[0], tuple | list) and len(items[0]) == 1:
             items = [item[0] for item in items]
-        if hasattr(items[0], "shape"):  # its own target, as for an autoencoder
+        if getattr(items[0], "shape", ()):  # its own target, as for an autoencoder
             whole = stacked(items, stack_inputs)
             return whole, whole
         if not isinstance(items[0], tuple | list) or len(items[0]) < 2:

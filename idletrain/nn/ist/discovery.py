@@ -41,7 +41,8 @@ class NeuronKind:
         name: The first layer whose outputs they are.
         size: Their number.
         labels: Their positions.
-        stream: They are a residual stream, which what is added to it depends on, or a recurrent state.
+        stream: They are a residual stream, which what is added to it depends on.
+        recurrent: They are a recurrent state.
         reason: Why they stay whole, or "".
         layers: All layers with weights whose outputs they are.
         place: In the module's order.
@@ -51,6 +52,7 @@ class NeuronKind:
     size: int
     labels: Labels
     stream: bool = False
+    recurrent: bool = False
     reason: str = ""
     layers: tuple[str, ...] = ()
     place: int = 0
@@ -241,8 +243,8 @@ def _candidates(module: nn.Module, traced: Trace) -> list[NeuronKind]:
         labels = {at: _numbers(neurons_at[at], np.sort(neurons)) for at in places}
         layers = dict.fromkeys(_layer(at[0]) for at in places if at not in summed and tensor_of(module, at[0]).ndim > 1)
         recurrent = any(isinstance(module.get_submodule(layer), nn.RNNBase) for layer in layers)
-        stream = recurrent or (len(layers) > 1 and not streams.isdisjoint(neurons))
-        result.append(NeuronKind(name, len(neurons), labels, stream, reason, tuple(layers), len(result)))
+        stream = not recurrent and len(layers) > 1 and not streams.isdisjoint(neurons)
+        result.append(NeuronKind(name, len(neurons), labels, stream, recurrent, reason, tuple(layers), len(result)))
     return _with_own_names(result)
 
 
