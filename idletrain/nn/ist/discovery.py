@@ -25,6 +25,7 @@ from idletrain.nn.ist.groups import (
     Layout,
     UnsplitError,
     layout_of,
+    told,
 )
 from idletrain.nn.ist.modules import computed_weights, tensor_of
 from idletrain.nn.ist.shape_runs import run_for_shapes
@@ -78,7 +79,7 @@ def find_groups(
         unsuitable: Returns the reason why a group is not worth a cut, or "".
 
     Raises:
-        UnsplitError: nothing can be cut (with every candidate's reason), or the module cannot be traced.
+        UnsplitError: nothing can be cut (with some candidates' reasons), or the module cannot be traced.
         JobError: an excluded group does not exist, or every group is excluded.
     """
     traced = _trace(module, sample)
@@ -91,8 +92,7 @@ def find_groups(
         known = ", ".join(candidate.name for candidate in search.accepted)
         raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; the groups are {known}")
     if not search.accepted:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "it has no layer with neurons"
-        raise UnsplitError(f"it has nothing to split ({reasons})")
+        raise UnsplitError(f"it has nothing to split ({told(refused.items()) or 'it has no layer with neurons'})")
     left = [candidate for candidate in search.accepted if candidate.name not in exclude]
     if not left:
         raise JobError("model.exclude: names every group; leave one, or use training.method: local-sgd")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from idletrain.errors import JobError
 from idletrain.nn.ist.modules import copied, stays_evaluated
 from idletrain.nn.ist.skipping import SkippableBlock
+
+SHOWN = 3  # layers that an error names
 
 Neurons = NDArray[np.int64]
 SharedRule = Literal["mean", "sum", "same"]
@@ -348,3 +350,10 @@ def with_buffers(module: nn.Module, layout: Layout, rules: Mapping[str, BufferRu
     )
     tensors = (replace(t, buffer=rules.get(t.name, t.buffer)) for t in (*layout.tensors, *persistent_buffers))
     return replace(layout, tensors=tuple(t for t in tensors if t.buffer != "kept" or not t.shared))
+
+
+def told(reasons: Iterable[tuple[str, str]]) -> str:
+    """Return some layers' reasons as an error tells them: the first ones, and how many there are beside."""
+    all_of = [f"{name}: {reason}" for name, reason in reasons]
+    more = [f"and {len(all_of) - SHOWN} more"] if len(all_of) > SHOWN else []
+    return "; ".join([*all_of[:SHOWN], *more])

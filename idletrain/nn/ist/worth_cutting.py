@@ -11,8 +11,8 @@ from idletrain.nn.ist.partition import widths
 from idletrain.nn.ist.schemes import holders_within
 from idletrain.phases import TrainingPhase
 
-# Units of a recurrent state in each subnet. An LSTM of 64 units on digits, cut in two, has an accuracy of 0.96 with 32 of
-# them in each subnet; cut in four, 0.87 with 16; by local SGD 0.98.
+# Units of a recurrent state in each subnet. An LSTM of 64 units on digits, cut in two, has an accuracy of 0.96 with 32
+# of them in each subnet; cut in four, 0.87 with 16; by local SGD 0.98.
 LEAST_RECURRENT = 32
 
 
