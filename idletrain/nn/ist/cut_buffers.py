@@ -77,7 +77,9 @@ class HalfTrial:
                     if training not in self._expected:
                         self._expected[training] = self._shapes(self._whole, training=training)
                 except JobError as error:
-                    return Failure(str(error)[:120], path[-1] if path else "")
+                    layer = path[-1] if path else ""
+                    kind = type(self.module.get_submodule(layer)).__name__
+                    return Failure(f"a subnet with fewer of its neurons does not run ({kind}: {error})", layer)
             if shapes != self._expected[training]:
                 return Failure("its neurons are the network's outputs", "")
         return None
