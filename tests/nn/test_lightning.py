@@ -209,7 +209,7 @@ def test_early_stopping_tells_what_is_followed_where_callbacks_watch_several_val
 @pytest.mark.parametrize(
     ("step", "said"),
     [
-        (lambda _self, _batch: [][1], "<lambda> at {file}:{line} raised IndexError: list index out of range"),
+        (lambda _self, batch: batch[2], "<lambda> at {file}:{line} raised IndexError: tuple index out of range"),
         (lambda self, _batch: self.trainer.current_epoch, "<lambda> at {file}:{line} raised RuntimeError: Step"),
         (lambda _self, _batch: None, "training_step at {file}:{line} returned a NoneType; it should return the loss"),
         (lambda _self, _batch: {"l": 1}, "training_step at {file}:{line} returned a dict; it should return the loss"),

@@ -23,6 +23,7 @@ from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, offsets
 from idletrain.nn.ist.modules import call_with
 from idletrain.nn.ist.shape_runs import ShapeMemory
 from idletrain.nn.ist.subnets import cut
+from idletrain.nn.scripted import submodule
 
 MOST_TRIES = 64  # sets of a layer's buffers that are tried
 
@@ -78,7 +79,7 @@ class HalfTrial:
                         self._expected[training] = self._shapes(self._whole, training=training)
                 except JobError as error:
                     layer = path[-1] if path else ""
-                    kind = type(self.module.get_submodule(layer)).__name__
+                    kind = type(submodule(self.module, layer)).__name__
                     return Failure(f"a subnet with fewer of its neurons does not run ({kind}: {error})", layer)
             if shapes != self._expected[training]:
                 return Failure("its neurons are the network's outputs", "")

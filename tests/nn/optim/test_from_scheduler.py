@@ -65,7 +65,7 @@ def test_a_scheduler_that_ends_before_the_run_is_refused_with_the_steps_that_it_
     said = f"its OneCycleLR has {steps - 1} steps and the run takes {steps}; make it with total_steps={steps}$"
     with pytest.raises(JobError, match=said):
         of_data(steps - 1)
-    assert of_data(steps)(39, 40) < 1e-4
+    assert of_data(steps)(39, 40) < 1e-3
 
 
 def test_an_epoch_is_a_pass_of_all_subnets_together() -> None:
