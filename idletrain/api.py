@@ -32,6 +32,7 @@ from idletrain.nn.data.run_files import RunData
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.ist.groups import to_meta
 from idletrain.nn.lightning import Callbacks, WholeBatches, callbacks_of, is_lightning, optimizer_of, plain, stepping
+from idletrain.nn.module_checks import unwrapped
 from idletrain.nn.optim import from_torch
 from idletrain.nn.optim.schedule import Schedule
 from idletrain.nn.precision import as_given
@@ -105,9 +106,10 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
 
     Args:
         module: Any module with parameters of float32, bfloat16 or float16; its class may stand in a script or
-            notebook. Left unchanged. Of a LightningModule, `training_step` computes the loss and
-            `configure_optimizers` names the optimizer; what `validation_step` logs is measured at each evaluation, and
-            EarlyStopping and ModelCheckpoint of `configure_callbacks` become settings of `stop`.
+            notebook. Left unchanged. Of a DataParallel, the module in it is trained and returned. Of a LightningModule,
+            `training_step` computes the loss and `configure_optimizers` names the optimizer; what `validation_step`
+            logs is measured at each evaluation, and EarlyStopping and ModelCheckpoint of `configure_callbacks` become
+            settings of `stop`, those of EarlyStopping where they watch several values.
         train: A pair (inputs `[N, ...]`, labels `[N, ...]`) of arrays, tensors, DataFrames or SciPy's sparse matrices;
             a dict of arrays by the names that the module's forward takes; a map-style Dataset, of torch or Hugging
             Face, whose items are pairs, longer tuples that end in the label, or dicts or dataclasses; an
@@ -153,6 +155,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
+    module = unwrapped(module)
     lightning, callbacks, held, factors = is_lightning(module), Callbacks(), module, None
     if lightning:
         module = stepping(module)

@@ -10,10 +10,14 @@ IdletrainError          exit code 1
 from __future__ import annotations
 
 import contextlib
+import sysconfig
+import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 LONGEST_SHOWN = 100  # characters of a value, an address or a reason
 SELF_EXPLANATORY = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # whose text needs no name before it
+NOT_THE_USER_S = (*(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
 
 
 class IdletrainError(Exception):
@@ -45,12 +49,13 @@ class RefusedError(IdletrainError):
 
 
 @contextlib.contextmanager
-def user_code(before: str, after: str = "") -> Iterator[None]:
+def user_code(before: str, after: str = "", *, where: bool = False) -> Iterator[None]:
     """Run the user's own code: whatever it raises becomes a fault of the job.
 
     Args:
         before: The fault's text before the reason.
         after: The fault's text after it.
+        where: Whether the reason names the user's function that raised it, and the line.
 
     Raises:
         JobError: the code within raised something.
@@ -60,7 +65,7 @@ def user_code(before: str, after: str = "") -> Iterator[None]:
     except JobError:
         raise
     except (Exception, SystemExit) as error:
-        raise JobError(before + _reason(error) + after) from error
+        raise JobError(before + (_placed(error) if where else _reason(error)) + after) from error
 
 
 @contextlib.contextmanager
@@ -95,3 +100,14 @@ def _reason(error: BaseException) -> str:
     if not text:
         return type(error).__name__
     return text if isinstance(error, SELF_EXPLANATORY) else f"{type(error).__name__}: {text}"
+
+
+def _placed(error: BaseException) -> str:
+    """Return an error's reason after the user's function that raised it, as `function at file:line raised ...`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*NOT_THE_USER_S, "<frozen"))]
+    if not own:
+        return _reason(error)
+    kind, reason = type(error).__name__, _reason(error)
+    named = reason if reason.startswith(kind) else f"{kind}: {reason}"
+    return f"{own[-1].name} at {own[-1].filename}:{own[-1].lineno} raised {named}"

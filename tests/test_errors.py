@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import idletrain
@@ -43,6 +45,17 @@ def test_whatever_user_code_raises_is_a_fault_with_its_reason(raised: BaseExcept
 def test_a_fault_found_within_user_code_stays_as_it_is() -> None:
     with pytest.raises(errors.JobError, match=r"^b: y$"), errors.user_code("a: "):
         raise errors.JobError("b: y")
+
+
+def test_where_asked_a_reason_names_the_user_s_innermost_function_and_its_line() -> None:
+    def parse(text: str) -> object:
+        return json.loads(text)  # raises in a library
+
+    with pytest.raises(errors.JobError) as caught, errors.user_code("model: ", "; correct it", where=True):
+        parse("{")
+    line = parse.__code__.co_firstlineno + 1
+    assert str(caught.value).startswith(f"model: parse at {__file__}:{line} raised JSONDecodeError: Expecting")
+    assert str(caught.value).endswith("; correct it")
 
 
 @pytest.mark.parametrize(

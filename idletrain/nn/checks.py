@@ -27,6 +27,7 @@ from idletrain.nn.data.batches import (
     labels_of,
     named_parts,
     prediction,
+    sample_count,
     tensors_of,
     uneven,
 )
@@ -36,6 +37,7 @@ from idletrain.nn.data.graphs import is_graph
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.data.tables import SparseTable
 from idletrain.nn.ist.modules import copied, in_training
+from idletrain.nn.lightning import Stepping
 from idletrain.nn.program import IGNORED_LABEL, Loss, bce_with_logits, cross_entropy, mse
 
 SCAN_ROWS = 4096  # rows of arrays checked at a time: 12 MB of Fashion-MNIST as floats
@@ -142,11 +144,12 @@ def _scan(samples: Samples, field: str) -> Iterator[tuple[range, Any, Any]]:
 
 
 def _read(samples: Samples, index: NDArray[np.int64], field: str) -> tuple[Any, Any]:
+    collated = is_collated(samples)
     remedy = "); each item should be a pair (input, label), a tuple that ends in the label, or a dict, of one shape"
-    if is_collated(samples):
+    if collated:
         remedy = f"); collate_fn should return a row for each of any number of items, here {len(index)}"
     # What is found on samples should not depend on random numbers.
-    with user_code(f"{field}: its samples cannot be read (", remedy), seeded(READ_SEED):
+    with user_code(f"{field}: its samples cannot be read (", remedy, where=collated), seeded(READ_SEED):
         return samples.batch(index)
 
 
@@ -210,7 +213,11 @@ def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
     wide = very_wide(module) is not None  # not copied: it may take gigabytes, and its tables minutes to build
     looks_up = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
     is_whole = not looks_up and all(part.dtype == torch.int64 for part in tensors_of(pair[0]))
-    with user_code(f"{fault}: ", "; they are whole numbers: give floats to layers that take those" if is_whole else ""):
+    remedy = "; they are whole numbers: give floats to layers that take those" if is_whole else ""
+    steps = isinstance(module, Stepping)
+    if steps:
+        fault, remedy = "model", "; correct it (no Trainer runs: leave out self.trainer)"
+    with user_code(f"{fault}: ", remedy, where=steps):
         tried = module if wide else copied(module)
         tried = in_training(tried) if training and not wide else tried.eval()
         outputs = call(tried, fresh(pair[0]))
@@ -242,6 +249,8 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     if loss is cross_entropy and getattr(labels, "shape", None) != logits.shape[:-1]:
         several = getattr(labels, "shape", None) == logits.shape
         remedy = "; or name bce_with_logits, if a sample may have several of these labels" if several else ""
+        if logits.ndim > 2 and getattr(labels, "shape", None) == (*logits.shape[:1], *logits.shape[2:]):
+            raise JobError(f"{fault}it takes classes last; for classes second, use torch.nn.functional.cross_entropy")
         raise JobError(f"{fault}labels should be {list(logits.shape[:-1])}, the number of a class each{remedy}")
     is_class = isinstance(labels, Tensor) and labels.dtype == torch.int64
     if loss is cross_entropy and is_class and not _within(labels, logits.shape[-1]):
@@ -250,7 +259,7 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
         value = loss(outputs, pair[1])
     if not isinstance(value, Tensor):
         raise JobError(f"training.loss: {name} should return a tensor of one number for {given}")
-    if value.numel() != 1:
+    if value.numel() != 1 or (value.ndim and sample_count(*pair) == 1):  # of one sample, a loss each looks like one
         shape = list(value.shape)
         raise JobError(f"training.loss: {name} returns {shape} for {given}; return one number, such as its mean()")
     if not value.requires_grad and any(tensor.requires_grad for tensor in tensors_of(outputs)):

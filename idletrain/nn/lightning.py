@@ -58,9 +58,11 @@ class Stepping:
             seen = self._seen
         finally:
             self._seen = None
-        loss = result["loss"] if isinstance(result, Mapping) else result
+        loss = result.get("loss") if isinstance(result, Mapping) else result
         if not isinstance(loss, Tensor):
-            raise TypeError(f"training_step returned a {type(loss).__name__}; it should return the loss")
+            code = inspect.unwrap(self.training_step).__code__  # type: ignore[attr-defined]
+            place = f"training_step at {code.co_filename}:{code.co_firstlineno}"
+            raise TypeError(f"{place} returned a {type(result).__name__}; it should return the loss of every batch")
         return {"loss": loss, **({"logits": seen[-1]} if seen and isinstance(seen[-1], Tensor) else {})}
 
     def log(self, name: str, value: Any, *_args: Any, **_named: Any) -> None:
@@ -173,7 +175,12 @@ def callbacks_of(module: nn.Module, test: Source | None) -> Callbacks:
             notes.append(f"{name} is left out: there are no test data to watch")
         elif callback.monitor is not None:
             watching.append(callback)
-    watched = {callback.monitor: _better(callback) for callback in watching}
+    stopping = [callback for callback in watching if hasattr(callback, "patience")]
+    for callback in watching if stopping else ():
+        if callback.monitor not in {other.monitor for other in stopping}:
+            name, of = type(callback).__name__, stopping[0].monitor
+            notes.append(f"{name} is left out: {of}, which EarlyStopping watches, tells the best network, too")
+    watched = {callback.monitor: _better(callback) for callback in stopping or watching}
     if not watched:
         return Callbacks(notes=tuple(notes))
     if len(watched) > 1:
@@ -182,7 +189,7 @@ def callbacks_of(module: nn.Module, test: Source | None) -> Callbacks:
     names = _logged_names(module, test)
     if name not in ("loss", "accuracy", *names):
         raise JobError(f"fit: callbacks watch {name}, which validation_step does not log; it logs {', '.join(names)}")
-    patience = min((c.patience for c in watching if hasattr(c, "patience")), default=None)
+    patience = min((callback.patience for callback in stopping), default=None)
     stop = {"metric": name, **({} if patience is None else {"patience": max(1, patience)})}
     return Callbacks(stop, watched, tuple(notes))
 
@@ -250,7 +257,9 @@ def optimizer_of(module: nn.Module) -> tuple[Optimizer, SchedulerFactors | None]
     if isinstance(configured, Sequence) and len(configured) == 1:
         configured = configured[0]
     if not isinstance(configured, Optimizer):
-        raise JobError(f"fit: configure_optimizers returns {configured!r}; return one optimizer, or give fit one")
+        parts = configured if isinstance(configured, Sequence) else [configured]
+        kinds = " and ".join(type(part).__name__ for part in parts) or "none"
+        raise JobError(f"fit: configure_optimizers returns {kinds}; return one optimizer, or give fit one")
     given = list(schedules) if isinstance(schedules, Sequence) else [schedules]
     if len(given) > 1:
         raise JobError("fit: configure_optimizers returns several schedules; make one with SequentialLR")

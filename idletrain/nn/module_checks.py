@@ -51,6 +51,13 @@ def _take_modes(to: nn.Module, of: nn.Module) -> None:
         layer.training = modes[name]
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return what a DataParallel holds; another module as it is."""
+    wraps = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    held: nn.Module = module.module if wraps else module  # type: ignore[assignment]
+    return held
+
+
 def check_layers(module: nn.Module) -> nn.Module:
     """Check that the module can be copied; return it."""
     if very_wide(module) is None:  # which may take gigabytes

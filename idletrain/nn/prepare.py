@@ -239,7 +239,7 @@ def _module(model: ModelSettings) -> nn.Module:
     module = made(resolve(model.factory, "model.factory"), model.factory, model.args, "model")
     if not isinstance(module, nn.Module):
         raise JobError(f"model.factory: {model.factory!r} returned a {type(module).__name__}, not a torch.nn.Module")
-    return module
+    return module_checks.unwrapped(module)
 
 
 def _check_test(faults: FaultCollector, test: Any, module: Any, loss: Any, name: str, batch_size: int) -> Any:
@@ -259,8 +259,8 @@ def _check_data(
     """
     check = faults.check
     samples = check(checks.open_samples, source, field)
-    check(checks.check_finite, samples, field)
     pair = check(checks.first_samples, samples, batch_size, field)
+    check(checks.check_finite, samples, field, after=pair)
     sizes = check(checks.check_sizes, module, samples, field)
     outputs = check(checks.first_outputs, module, samples, pair, field, after=sizes)
     fits = check(_fitting_loss, loss, name, outputs, pair)

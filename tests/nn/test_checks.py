@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
-from idletrain.nn.checks import SCAN_ITEMS, TRIAL_SAMPLES, check_finite
+from idletrain.nn.checks import SCAN_ITEMS, TRIAL_SAMPLES, check_finite, check_loss
 from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import Prepared, prepare
@@ -296,6 +296,30 @@ def test_a_loss_without_a_gradient_and_a_class_of_losses_are_refused() -> None:
     )
     told = fault(None, Given(X, Y), loss=nn.CrossEntropyLoss)
     assert told == "training.loss: CrossEntropyLoss is a class; give an instance, CrossEntropyLoss()"
+
+
+def test_a_loss_for_each_sample_is_refused_of_batches_of_one_sample_too() -> None:
+    each = nn.CrossEntropyLoss(reduction="none")
+    for size in (1, 2):
+        assert fault(None, Given(X, Y), loss=each, batch_size=size).endswith("; return one number, such as its mean()")
+
+
+def test_classes_in_the_second_dimension_are_refused_with_a_loss_that_takes_them() -> None:
+    outputs, labels = torch.zeros(2, 3, 5, 5, requires_grad=True), torch.zeros(2, 5, 5, dtype=torch.int64)
+    with pytest.raises(JobError, match=r"classes last; for classes second, use torch\.nn\.functional\.cross_entropy$"):
+        check_loss(cross_entropy, "cross_entropy", outputs, (None, labels))
+    check_loss(nn.functional.cross_entropy, "cross_entropy", outputs, (torch.zeros(2, 3), labels))
+
+
+def test_a_collate_fn_that_fails_is_told_once_with_its_place() -> None:
+    def collate(_items: Any) -> Any:
+        raise KeyError("tokens")
+
+    line = collate.__code__.co_firstlineno + 1
+    told = fault(None, MapStyleSource(Items(lambda i: (X[i], Y[i])), collate))
+    assert told.startswith(
+        f"data.train: its samples cannot be read (collate at {__file__}:{line} raised KeyError: 'tokens'); collate_fn"
+    )
 
 
 def test_labels_that_begin_at_1_are_refused_with_the_shift() -> None:

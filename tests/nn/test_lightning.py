@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
+from idletrain.nn.checks import outputs_of
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.data.batches import call
 from idletrain.nn.evaluate import score
@@ -112,8 +113,8 @@ def test_a_scheduler_steps_by_epochs_or_steps_as_lightning_says(result: Any, at:
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        (lambda o: [o, o], "return one optimizer, or give fit one"),
-        (lambda _o: None, "return one optimizer, or give fit one"),
+        (lambda o: [o, o], "^fit: configure_optimizers returns SGD and SGD; return one optimizer, or give fit one$"),
+        (lambda _o: None, "returns NoneType; return one optimizer, or give fit one"),
         (
             lambda o: {"optimizer": o, "lr_scheduler": lr_scheduler.ReduceLROnPlateau(o)},
             "configure_optimizers returns a ReduceLROnPlateau, which is no schedule of steps or epochs",
@@ -194,6 +195,33 @@ def test_callbacks_say_when_to_stop_and_what_is_best_and_others_are_named() -> N
     alone = callbacks_of(stepping(Validated(ModelCheckpoint(monitor="loss"))), labelled(4))
     assert alone.stop == {"metric": "loss"}
     assert callbacks_of(stepping(Validated([ModelCheckpoint()])), labelled(4)).stop == {}
+
+
+def test_early_stopping_tells_what_is_followed_where_callbacks_watch_several_values() -> None:
+    callbacks = [ModelCheckpoint(monitor="loss"), EarlyStopping("hits", mode="max", patience=2)]
+    found = callbacks_of(stepping(Validated(callbacks)), labelled(4))
+    assert found.stop == {"metric": "hits", "patience": 2}
+    assert found.better == {"hits": "higher"}
+    said = "ModelCheckpoint is left out: hits, which EarlyStopping watches, tells the best network, too"
+    assert found.notes == (said,)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda _self, batch: batch[2], "<lambda> at {file}:{line} raised IndexError: tuple index out of range"),
+        (lambda self, _batch: self.trainer.current_epoch, "<lambda> at {file}:{line} raised RuntimeError: Step"),
+        (lambda _self, _batch: None, "training_step at {file}:{line} returned a NoneType; it should return the loss"),
+        (lambda _self, _batch: {"l": 1}, "training_step at {file}:{line} returned a dict; it should return the loss"),
+    ],
+)
+def test_a_training_step_that_fails_is_told_with_its_place(step: Any, said: str) -> None:
+    module = stepping(type("Step", (Classifier,), {"training_step": step})())
+    with pytest.raises(JobError) as caught:
+        outputs_of(module, labelled(4).open().batch(np.arange(2)), "data.train")
+    line = step.__code__.co_firstlineno
+    assert str(caught.value).startswith("model: " + said.format(file=__file__, line=line))
+    assert str(caught.value).endswith("; correct it (no Trainer runs: leave out self.trainer)")
 
 
 def test_hooks_that_only_a_trainer_calls_are_named() -> None:

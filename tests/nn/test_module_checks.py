@@ -16,7 +16,7 @@ from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import assemble
-from idletrain.nn.module_checks import COMPILED_NOTE, check_steps, uncompiled
+from idletrain.nn.module_checks import COMPILED_NOTE, check_steps, uncompiled, unwrapped
 from idletrain.nn.prepare import Prepared, prepare
 from idletrain.nn.program import cross_entropy, mse, sampled_softmax
 from idletrain.nn.wide import SparseLinear
@@ -223,6 +223,11 @@ def test_what_torch_has_compiled_is_trained_as_it_was_written_and_said(part: boo
 def test_a_module_without_compiled_parts_stays_the_caller_s() -> None:
     module = nn.Linear(6, 3)
     assert uncompiled(module) is module
+
+
+def test_a_data_parallel_is_trained_as_the_module_that_it_holds() -> None:
+    module = nn.Linear(6, 3)
+    assert unwrapped(nn.DataParallel(module)) is unwrapped(module) is module
 
 
 class Relative(nn.Module):

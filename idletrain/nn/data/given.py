@@ -64,6 +64,10 @@ def as_samples(data: Any, collate_fn: Callable[[list[Any]], Any] | None = None) 
     """
     if isinstance(data, DataLoader):
         return _of_loader(data, collate_fn)
+    if hasattr(data, "train_dataloader"):
+        raise JobError(
+            f'data: a {type(data).__name__} holds several; call setup("fit") and give its train_dataloader()'
+        )
     data = [data] if is_graph(data) else data
     if _is_stream(data):
         return StreamSource(data, collate_fn)

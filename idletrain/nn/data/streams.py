@@ -102,10 +102,15 @@ class StreamSource:
         return len(self) < LEADING_ITEMS
 
     def leading(self) -> list[Any]:
-        """Return the first items."""
+        """Return the first items.
+
+        Raises:
+            JobError: the dataset raises something, or has none.
+        """
         if not self._leading:
-            with seeded(0):
-                self._leading.extend(itertools.islice(one_pass(own_copy(self.dataset), 0), LEADING_ITEMS))
+            self._leading.extend(first_items(self.dataset, LEADING_ITEMS))
+        if not self._leading:
+            raise JobError(f"data: the {type(self.dataset).__name__} yields no items; give one that yields samples")
         return self._leading
 
     def batch(self, index: NDArray[np.int64] | StreamPlace) -> tuple[Any, Any]:
@@ -181,7 +186,10 @@ class _Shard:
                     empty = False
             if empty:
                 name = type(self._dataset).__name__
-                raise JobError(f"data: the {name} ended before every one of {shards} subnets had an item")
+                raise JobError(
+                    f"data: the {name} ended before every one of {shards} subnets had an item; its __iter__ should "
+                    "begin anew each time and yield one at least for each"
+                )
             self._epoch, self._read, position = self._epoch + 1, 0, None
 
 
@@ -192,6 +200,17 @@ def one_pass(dataset: Any, epoch: int, position: StreamPosition | None = None) -
     if position is not None:
         dataset.load_state_dict(position.state)
     return iter(dataset)
+
+
+def first_items(dataset: Any, count: int) -> list[Any]:
+    """Read items from the beginning, of a copy if the stream keeps its state.
+
+    Raises:
+        JobError: the dataset raises something; it names the user's function and the line.
+    """
+    remedy = "); correct it (no DataLoader iterates over it: get_worker_info() is None)"
+    with user_code(f"data: the {type(dataset).__name__} cannot be read (", remedy, where=True), seeded(0):
+        return list(itertools.islice(one_pass(own_copy(dataset), 0), count))
 
 
 def _content(item: Any) -> list[Any]:
@@ -205,24 +224,21 @@ def check_stream(stream: StreamSource, subnets: int) -> None:
     """Check that a stream can be dealt out to subnets, by whichever worker.
 
     Raises:
-        JobError: it can be read only once, yields other items every time, or has too few.
+        JobError: it cannot be read, or only once, yields other items every time, or has too few.
     """
     name = type(stream.dataset).__name__
-    dataset = own_copy(stream.dataset)
-    if iter(dataset) is dataset:
-        raise JobError(
-            f"data: the {name} can be read only once and by one process; give an IterableDataset whose __iter__ begins "
-            "anew, of which every subnet is then given its part"
-        )
+    once = (
+        f"data: the {name} can be read only once and by one process; give an IterableDataset whose __iter__ begins "
+        "anew, of which every subnet is then given its part"
+    )
+    if hasattr(stream.dataset, "__next__"):
+        raise JobError(once)
     if len(stream) < subnets:
         raise JobError(f"data: the {name} ends after {len(stream)} items; {subnets} subnets need at least one each")
-    read = []
-    for _ in range(2):
-        with seeded(0):
-            read.append(
-                [_content(item) for item in itertools.islice(one_pass(own_copy(stream.dataset), 0), COMPARED_ITEMS)]
-            )
-    if read[0] != read[1]:
+    first, again = stream.leading()[:COMPARED_ITEMS], first_items(stream.dataset, COMPARED_ITEMS)
+    if len(again) < len(first):
+        raise JobError(once)
+    if [_content(item) for item in first] != [_content(item) for item in again]:
         raise JobError(
             f"data: the {name} yields other items each time it is read, though random, numpy and torch are seeded; "
             "seed what it draws from, so that a subnet can go on on another worker"

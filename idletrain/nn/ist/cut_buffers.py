@@ -23,6 +23,7 @@ from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, offsets
 from idletrain.nn.ist.modules import call_with
 from idletrain.nn.ist.shape_runs import ShapeMemory
 from idletrain.nn.ist.subnets import cut
+from idletrain.nn.scripted import submodule
 
 MOST_TRIES = 64  # sets of a layer's buffers that are tried
 
@@ -77,7 +78,9 @@ class HalfTrial:
                     if training not in self._expected:
                         self._expected[training] = self._shapes(self._whole, training=training)
                 except JobError as error:
-                    return Failure(str(error)[:120], path[-1] if path else "")
+                    layer = path[-1] if path else ""
+                    kind = type(submodule(self.module, layer)).__name__
+                    return Failure(f"a subnet with fewer of its neurons does not run ({kind}: {error})", layer)
             if shapes != self._expected[training]:
                 return Failure("its neurons are the network's outputs", "")
         return None

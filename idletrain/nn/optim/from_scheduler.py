@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 
 
@@ -33,12 +34,21 @@ class SchedulerFactors:
         self._factors = [self._factor()]
 
     def of_data(self, samples: int, training: TrainingSettings) -> SchedulerFactors:
-        """Return the same for data of so many samples, whose epochs are so many local steps."""
-        if not self._by_epoch:
-            return self
-        steps = math.ceil(samples / (training.batch_size * training.subnets))
+        """Return the same for data of so many samples, whose epochs are so many local steps.
+
+        Raises:
+            JobError: the scheduler ends before the run.
+        """
         found = copy.copy(self)
-        found._by_epoch, found._every = False, self._every * steps
+        if self._by_epoch:
+            steps = math.ceil(samples / (training.batch_size * training.subnets))
+            found._by_epoch, found._every = False, self._every * steps
+        held, taken = getattr(self._scheduler, "total_steps", sys.maxsize), math.ceil(training.steps / found._every)
+        if taken > held:
+            raise JobError(
+                f"optimizer: its {self.__qualname__} has {held} steps and the run takes {taken}; "
+                f"make it with total_steps={taken}"
+            )
         return found
 
     def __call__(self, step: int, steps: int) -> float:

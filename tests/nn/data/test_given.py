@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning import LightningDataModule
 from scipy.sparse import csr_matrix
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -58,6 +59,7 @@ def test_a_map_style_dataset_gives_batches_like_arrays() -> None:
         ((np.zeros((0, 2)), np.zeros(0)), "0 inputs and 0 labels"),
         (7, "a int is neither arrays, such as .inputs, labels., nor a Dataset or DataLoader"),
         (TensorDataset(torch.zeros(0, 3), torch.zeros(0)), "holds no samples"),
+        (LightningDataModule(), 'a LightningDataModule holds several; call setup."fit". and give its train_dataloader'),
     ],
 )
 def test_other_data_are_refused(given_: Any, fault: str) -> None:

@@ -83,12 +83,28 @@ class Unseeded(IterableDataset):  # type: ignore[type-arg]
         return ((self.dice.random(), 0) for _ in range(9))
 
 
+class Once(IterableDataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.items = iter([(float(n), n) for n in range(9)])
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.items
+
+
+class Broken(IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[Any]:
+        yield from ((float(n), n) for n in range(9))
+        raise OSError("disk gone")
+
+
 @pytest.mark.parametrize(
     ("dataset", "fault"),
     [
         (((x, 0) for x in range(9)), "the generator can be read only once and by one process; give an IterableDataset"),
         (Count(1), "the Count ends after 1 items; 2 subnets need at least one each"),
-        (Count(0), "the Count ends after 0 items"),
+        (Count(0), "the Count yields no items; give one that yields samples"),
+        (Once(), "the Once can be read only once and by one process; give an IterableDataset whose __iter__ begins"),
+        (Broken(), r"the Broken cannot be read \(__iter__ at .*test_streams.py:\d+ raised OSError: disk gone\); corr"),
         (Unseeded(), "the Unseeded yields other items each time it is read, though random, numpy and torch are seeded"),
     ],
 )

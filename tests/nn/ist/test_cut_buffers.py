@@ -81,3 +81,17 @@ def test_a_codebook_keeps_the_neurons_that_it_compares_together() -> None:
     result = layout(Net(forward, book=torch.randn(5, 8)), book="mean")
     assert dict(result.kept_whole)["a"] == "it is a single neuron"  # the distances are sums over all of them
     assert [(t.name, t.buffer, t.shared) for t in result.tensors if t.buffer] == [("book", "mean", True)]
+
+
+def test_a_layer_that_needs_all_of_its_neurons_says_so_in_its_own_words_uncut() -> None:
+    reason = "8 columns are needed, " + 30 * "not less, "
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.a(x)
+        if x.shape[1] != 8:
+            raise ValueError(reason)
+        result: Tensor = self.out(torch.relu(self.b(torch.relu(x))))
+        return result
+
+    whole = dict(layout(Net(forward)).kept_whole)
+    assert whole["a"] == f"a subnet with fewer of its neurons does not run (Net: {reason.strip()})"

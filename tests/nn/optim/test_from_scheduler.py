@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
+from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.optim.from_scheduler import SchedulerFactors, without_scheduler
 
@@ -51,9 +52,20 @@ def test_factors_are_those_of_torch(build: Callable[[Any], LRScheduler]) -> None
     assert factors(2, STEPS) == cloudpickle.loads(cloudpickle.dumps(factors))(2, STEPS)
 
 
-def test_a_scheduler_that_ends_before_the_run_keeps_its_last_factor() -> None:
-    factors = SchedulerFactors(made(lambda o: lr_scheduler.OneCycleLR(o, 1.0, 10)), by_epoch=False)
-    assert factors(9, 40) == factors(10, 40) == factors(39, 40)
+@pytest.mark.parametrize(("by_epoch", "steps"), [(False, 40), (True, 8)])  # epochs of 5 steps
+def test_a_scheduler_that_ends_before_the_run_is_refused_with_the_steps_that_it_needs(
+    by_epoch: bool, steps: int
+) -> None:
+    training = TrainingSettings(batch_size=4, subnets=2, local_steps=20, rounds=2)
+
+    def of_data(total: int) -> SchedulerFactors:
+        scheduler = made(lambda o: lr_scheduler.OneCycleLR(o, 1.0, total))
+        return SchedulerFactors(scheduler, by_epoch=by_epoch).of_data(40, training)
+
+    said = f"its OneCycleLR has {steps - 1} steps and the run takes {steps}; make it with total_steps={steps}$"
+    with pytest.raises(JobError, match=said):
+        of_data(steps - 1)
+    assert of_data(steps)(39, 40) < 1e-3
 
 
 def test_an_epoch_is_a_pass_of_all_subnets_together() -> None:
