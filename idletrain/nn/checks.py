@@ -213,7 +213,7 @@ def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
     wide = very_wide(module) is not None  # not copied: it may take gigabytes, and its tables minutes to build
     looks_up = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
     is_whole = not looks_up and all(part.dtype == torch.int64 for part in tensors_of(pair[0]))
-    remedy = "; they are whole numbers: give floats to layers that take those" if is_whole else ""
+    remedy = "; they are whole numbers: give floats, such as x.float(), to layers that take those" if is_whole else ""
     steps = isinstance(module, Stepping)
     if steps:
         fault, remedy = "model", "; correct it (no Trainer runs: leave out self.trainer)"
@@ -246,12 +246,8 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
         raise JobError(f"{fault}call its labels `labels`, or use a function (outputs, batch) -> scalar")
     if loss in (mse, functional.mse_loss) and getattr(labels, "shape", None) != logits.shape:  # torch would broadcast
         raise JobError(f"{fault}they should have one shape")
-    if loss is cross_entropy and getattr(labels, "shape", None) != logits.shape[:-1]:
-        several = getattr(labels, "shape", None) == logits.shape
-        remedy = "; or name bce_with_logits, if a sample may have several of these labels" if several else ""
-        if logits.ndim > 2 and getattr(labels, "shape", None) == (*logits.shape[:1], *logits.shape[2:]):
-            raise JobError(f"{fault}it takes classes last; for classes second, use torch.nn.functional.cross_entropy")
-        raise JobError(f"{fault}labels should be {list(logits.shape[:-1])}, the number of a class each{remedy}")
+    if loss is cross_entropy and (wrong := _wrong_classes(logits, labels)):
+        raise JobError(fault + wrong)
     is_class = isinstance(labels, Tensor) and labels.dtype == torch.int64
     if loss is cross_entropy and is_class and not _within(labels, logits.shape[-1]):
         return  # `check_labels` says which, and by how much they are to be shifted
@@ -266,6 +262,21 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
         raise JobError(
             f"training.loss: {name} returns a number without a gradient; leave out detach() and torch.no_grad() in it"
         )
+
+
+def _wrong_classes(logits: Tensor, labels: Any) -> str:
+    """Return why labels are not the classes that logits `[..., C]` are of, with what to do; or ""."""
+    shape = getattr(labels, "shape", None)
+    if shape == logits.shape[:-1]:
+        return "" if labels.dtype == torch.int64 else "the number of a class is a whole number: give labels.long()"
+    if logits.ndim > 2 and shape == (*logits.shape[:1], *logits.shape[2:]):
+        return "it takes classes last; for classes second, use torch.nn.functional.cross_entropy"
+    remedy = ""
+    if shape == (*logits.shape[:-1], 1):
+        remedy = "; give labels[..., 0]"
+    elif shape == logits.shape:
+        remedy = "; or name mse, if they are numbers, or bce_with_logits, if a sample may have several of these labels"
+    return f"labels should be {list(logits.shape[:-1])}, the number of a class each{remedy}"
 
 
 def _within(labels: Tensor, classes: int) -> bool:

@@ -177,10 +177,10 @@ def test_a_group_that_is_seen_in_a_second_output_stays_whole() -> None:
 @pytest.mark.parametrize(
     ("item", "reason"),
     [
-        (lambda i: "a", "an item is a str"),
+        (lambda _: "a", "an item is a str"),
         (lambda i: X[i][0], "an item is a float32"),
         (lambda i: (X[i][0],), "an item is a float32"),
-        (lambda i: (), "an item is a tuple"),
+        (lambda _: (), "an item is a tuple"),
         (lambda i: {}[i], "KeyError"),
         (lambda i: (X[i], Y[i], Y[i])[: 2 + (i == 0)], "items are tuples of several lengths"),
         (lambda i: {"x": X[i], "text": "a"}, "text holds str"),
@@ -272,8 +272,13 @@ def test_test_labels_of_another_shape_than_the_training_labels() -> None:
     told = fault(None, None, Given(X, Y[:, None]))
     assert told == (
         "training.loss: cross_entropy does not fit outputs [2, 3] and labels [2, 1] of torch.int64: "
-        "labels should be [2], the number of a class each"
+        "labels should be [2], the number of a class each; give labels[..., 0]"
     )
+
+
+def test_classes_that_are_no_whole_numbers_are_refused_with_what_to_do() -> None:
+    told = fault(None, Given(X, Y.astype(np.float32)))
+    assert told.endswith("of torch.float32: the number of a class is a whole number: give labels.long()")
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits", "mse"])
@@ -284,7 +289,7 @@ def test_a_batch_by_name_without_labels_is_told_what_to_call_them(loss: str) -> 
 
 def test_whole_numbers_for_a_layer_of_floats_are_told_as_such() -> None:
     told = fault(None, Given(X.astype(np.int64), Y))
-    assert told.endswith("; they are whole numbers: give floats to layers that take those")
+    assert told.endswith("; they are whole numbers: give floats, such as x.float(), to layers that take those")
 
 
 def test_a_loss_without_a_gradient_and_a_class_of_losses_are_refused() -> None:
@@ -349,7 +354,9 @@ def test_a_collate_fn_s_inputs_and_labels_of_several_lengths_are_both_named() ->
 
 def test_several_labels_a_sample_without_a_loss_that_takes_them_are_refused_with_one_that_does() -> None:
     told = fault(None, Given(X, np.eye(3, dtype=np.int64)[Y]))
-    assert told.endswith("; or name bce_with_logits, if a sample may have several of these labels")
+    assert told.endswith(
+        "; or name mse, if they are numbers, or bce_with_logits, if a sample may have several of these labels"
+    )
     prepared(mlp(), Given(X, np.eye(3, dtype=np.int64)[Y]), loss="bce_with_logits")
 
 
