@@ -168,6 +168,8 @@ class BufferTrial:
             for _ in range(STEPS):
                 numbers += self._step()
                 values.append({place.name: _copied(place.value) for place in _places(self._module)})
+                if not others and _same_values(values[-1], self._began):
+                    break  # nothing has changed, nor would it in the steps that follow
         return _Seen(numbers, values)
 
     def _step(self) -> list[Tensor]:
@@ -245,6 +247,10 @@ def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return type(a) is type(b) and a == b
     return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def _same_values(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
 
 
 def _another(value: Any) -> Any:

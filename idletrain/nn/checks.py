@@ -42,6 +42,8 @@ from idletrain.nn.program import IGNORED_LABEL, Loss, bce_with_logits, cross_ent
 
 SCAN_ROWS = 4096  # rows of arrays checked at a time: 12 MB of Fashion-MNIST as floats
 TRIAL_SAMPLES = 8  # to compare a network with its subnets on: enough for a batch's statistics
+FEW_SAMPLES = 2  # for a large network that takes no such statistics
+LARGE = 10_000_000  # parameters
 READ_SEED = 0
 SCAN_ITEMS = 256  # items of a Dataset that are checked: a second, at 4 ms to decode an image
 
@@ -82,9 +84,16 @@ def is_collated(samples: Any) -> bool:
     return getattr(getattr(samples, "samples", samples), "collate", None) is not None
 
 
-def trial_pair(samples: Samples, field: str) -> tuple[Any, Any]:
+def trial_size(module: nn.Module) -> int:
+    """Return on how many samples a network is compared with its subnets."""
+    is_large = sum(parameter.numel() for parameter in module.parameters()) > LARGE
+    has_statistics = any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in module.modules())
+    return FEW_SAMPLES if is_large and not has_statistics else TRIAL_SAMPLES
+
+
+def trial_pair(samples: Samples, field: str, size: int = TRIAL_SAMPLES) -> tuple[Any, Any]:
     """Return inputs and target of a few samples, to compare a network with its subnets on."""
-    return _read(samples, np.arange(min(TRIAL_SAMPLES, len(samples))), field)
+    return _read(samples, np.arange(min(size, len(samples))), field)
 
 
 def check_finite(samples: Samples, field: str) -> None:

@@ -62,12 +62,14 @@ def check_layers(module: nn.Module) -> nn.Module:
     """Check that the module can be copied; return it."""
     if very_wide(module) is None:  # which may take gigabytes
         with travel.naming({"model": module}, _copied, "be copied"):
-            copied(module)
+            _copied(module)
     return module
 
 
 def _copied(part: Any) -> Any:
-    return copied(part) if isinstance(part, nn.Module) else copy.deepcopy(part)
+    if not isinstance(part, nn.Module):
+        return copy.deepcopy(part)
+    return copied(part, {id(p): p for p in part.parameters() if type(p) is nn.Parameter})  # which can be copied
 
 
 def check_parameters(module: nn.Module) -> nn.Module:

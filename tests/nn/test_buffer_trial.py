@@ -149,3 +149,15 @@ def test_a_cache_that_begins_as_none_is_as_it_was_in_every_trial() -> None:
 
     (mean,) = seen(forward, ones=None, mean=torch.zeros(6)).values()
     assert (mean.name, mean.read) == ("mean", False)
+
+
+def test_a_module_in_which_nothing_changes_takes_one_step() -> None:
+    steps: list[int] = []
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        steps.append(len(steps))
+        observed: Tensor = self.a(x) + self.shift
+        return observed
+
+    assert not seen(forward, shift=torch.ones(3))
+    assert len(steps) == 1

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
-from idletrain.nn.checks import SCAN_ITEMS, TRIAL_SAMPLES, check_finite, check_loss
+from idletrain.nn.checks import FEW_SAMPLES, SCAN_ITEMS, TRIAL_SAMPLES, check_finite, check_loss, trial_size
 from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import Prepared, prepare
@@ -377,6 +377,13 @@ def test_a_large_dataset_is_read_in_part() -> None:
 
     prepared(mlp(), MapStyleSource(Items(item)))
     assert SCAN_ITEMS <= len(read) <= SCAN_ITEMS + TRIAL_SAMPLES
+
+
+def test_a_large_network_is_tried_on_few_samples_unless_it_takes_their_statistics() -> None:
+    large = nn.Linear(4000, 4000, device="meta")
+    assert trial_size(nn.Linear(6, 3)) == TRIAL_SAMPLES
+    assert trial_size(large) == FEW_SAMPLES < TRIAL_SAMPLES
+    assert trial_size(nn.Sequential(large, nn.BatchNorm1d(4000, device="meta"))) == TRIAL_SAMPLES
 
 
 def test_faults_that_have_nothing_to_do_with_each_other_are_told_at_once() -> None:

@@ -43,6 +43,9 @@ def untraceable(_module: nn.Module, x: Tensor) -> None:
         raise IndexError("odd")
 
 
+BOTH_ARE_CUT = "a subnet with fewer of its neurons does not run (OneOrTheOther: both are cut)"
+
+
 class OneOrTheOther(nn.Module):
     """Two groups of which only one may be cut at a time."""
 
@@ -141,7 +144,7 @@ def test_a_search_ends_at_the_same_group_on_every_machine(monkeypatch: pytest.Mo
     monkeypatch.setattr(discovery, "MOST_SEARCH_RUNS", 3 * 4)  # of both groups, and of each alone
     first, second = found(OneOrTheOther()).layout, found(OneOrTheOther()).layout
     assert (first.sizes, first.kept_whole) == (second.sizes, second.kept_whole)
-    assert (first.sizes, dict(first.kept_whole)["second"]) == ((8,), "both are cut")
+    assert (first.sizes, dict(first.kept_whole)["second"]) == ((8,), BOTH_ARE_CUT)
     monkeypatch.setattr(discovery, "MOST_SEARCH_RUNS", 2 * 4)
     assert dict(found(OneOrTheOther()).layout.kept_whole)["second"] == (
         "the search for groups ended before it, after 8 runs of layers"
@@ -150,7 +153,7 @@ def test_a_search_ends_at_the_same_group_on_every_machine(monkeypatch: pytest.Mo
 
 def test_of_groups_that_cannot_be_cut_together_the_first_is_cut() -> None:
     layout = found(OneOrTheOther()).layout
-    assert (layout.sizes, dict(layout.kept_whole)["second"]) == ((8,), "both are cut")
+    assert (layout.sizes, dict(layout.kept_whole)["second"]) == ((8,), BOTH_ARE_CUT)
 
 
 @pytest.mark.parametrize(("channels", "subnets"), [(16, 2), (128, 4)])

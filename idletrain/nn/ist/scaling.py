@@ -10,8 +10,10 @@ factor would only change the length of the weights, and with it the speed of lea
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,6 +38,7 @@ UNDECIDED = 5e-2  # below it the trial is repeated with larger weights
 # Of trials of one sum each; beyond them, a run of the module says which sums are normalized.
 MOST_SCALING_RUNS = 5_000
 MAX_CHOICES = 64  # ways to scale one group that are tried
+MOST_ALONE = 4  # contractions of repeated blocks that are all tried; of more, the first and the last
 UNSCALED = "its neurons are added up, multiplied or compared with each other without a layer's weights"
 
 
@@ -108,14 +111,45 @@ def _without_normalized(subject: Subject, layout: Layout, trial: Trial, choice: 
     if likely and trial.louder(*likely).difference(together) < NORMALIZED:
         choice = result = dict(together)
         open_places = [place for place in open_places if place not in likely]
-    for place in open_places[: MOST_SCALING_RUNS // sum(1 for _ in subject.module.modules())]:
-        without: Choice = {**choice, place: "normalized"}
-        difference = trial.difference(without)
-        if difference < UNDECIDED:
-            difference = trial.louder(place).difference(without)
-        if difference < NORMALIZED:
-            result[place] = "normalized" if trial.depends_on(place, choice) else "unused"
+    runs = MOST_SCALING_RUNS // sum(1 for _ in subject.module.modules())
+    for twins in _twins(layout, choice, open_places[:runs]):
+        if len(twins) > MOST_ALONE and (common := _common(trial, choice, twins)):
+            result |= dict.fromkeys(twins, common)
+        else:
+            result |= {place: _tried(trial, choice, place) for place in twins}
     return result if trial.difference(result) < NORMALIZED else choice
+
+
+def _tried(trial: Trial, choice: Choice, place: Place) -> Scaling:
+    """Return a contraction's scaling, tried without it beside all others."""
+    without: Choice = {**choice, place: "normalized"}
+    difference = trial.difference(without)
+    if difference < UNDECIDED:
+        difference = trial.louder(place).difference(without)
+    if difference >= NORMALIZED:
+        return choice[place]
+    return "normalized" if trial.depends_on(place, choice) else "unused"
+
+
+def _common(trial: Trial, choice: Choice, twins: Sequence[Place]) -> Scaling | None:
+    """Return the scaling of the first and the last of some places, if it is one and right for all of them together."""
+    first, last = _tried(trial, choice, twins[0]), _tried(trial, choice, twins[-1])
+    if first != last:
+        return None
+    together: Choice = {**choice, **dict.fromkeys(twins, first)}
+    is_right = first == choice[twins[0]] or trial.louder(*twins).difference(together) < NORMALIZED
+    return first if is_right else None
+
+
+def _twins(layout: Layout, choice: Choice, places: Sequence[Place]) -> list[list[Place]]:
+    """Return the places in sets of those that repeated blocks have in common."""
+    shapes = {tensor.name: tensor.shape for tensor in layout.tensors}
+    result: dict[Any, list[Place]] = {}
+    for name, d in places:
+        normalized = (name, d) in layout.normalized
+        key = re.sub(r"\d+", "", name), d, shapes[name], choice[name, d], normalized
+        result.setdefault(key, []).append((name, d))
+    return list(result.values())
 
 
 def _with_contractions(subject: Subject, layout: Layout, choice: Choice) -> Layout:

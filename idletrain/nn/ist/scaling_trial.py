@@ -25,6 +25,7 @@ from idletrain.nn.ist.subnets import Positions, ScaledInputs, Subnet, cut
 TRIAL_NEURONS = 32  # of a group in the trial's subnet, and twice as many in its network: enough for any statistics
 SEED = 29  # of the trial's weights; the same in every process
 FLOAT32_ROUNDING = 1e-3  # relative difference that it explains; a sum of half the size makes 0.1 and more
+MOST_DRAWN = 1_000_003  # random numbers of a parameter, which then come again; a prime, so that no row is another
 LOUD = 8.0  # how much larger weights are beside which a normalization's small constant is negligible
 Place = tuple[str, int]  # a parameter's name and one of its dimensions
 Choice = Mapping[Place, Scaling]
@@ -205,9 +206,13 @@ def _values_of(own: Tensor, at: Positions) -> Tensor:
 
 def random_values(own: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw weights whose sums are about 1, whatever the network's are; draw biases around the network's."""
-    values = torch.randn(shape, generator=generator)
+    count = math.prod(shape)
+    drawn = torch.randn(min(count, MOST_DRAWN), generator=generator)
     if len(shape) > 1:
-        return values / math.sqrt(max(1, math.prod(shape) // max(1, shape[0])))
+        drawn /= math.sqrt(max(1, count // max(1, shape[0])))
+    values = drawn.repeat(-(-count // MOST_DRAWN))[:count].view(shape)
+    if len(shape) > 1:
+        return values
     own = own.detach().float()
     return own.mean() + values * (0.3 * max(float(own.abs().mean()), 0.3))
 
@@ -248,8 +253,12 @@ def run_with(
     for path, factors in hooks:
         layer = module.get_submodule(path)
         handles.append(layer.register_forward_pre_hook(ScaledInputs(factors, layer)))
-    values = {f"module.{name}": buffer.clone() for name, buffer in module.named_buffers()}
-    values |= {f"module.{name}": tensor.clone() for name, tensor in zip(names, tensors, strict=True)}
+    buffers = dict(module.named_buffers())
+    values = {f"module.{name}": buffer.clone() for name, buffer in buffers.items()}
+    values |= {  # a copy of what is drawn is made only where the module writes to it
+        f"module.{name}": tensor.clone() if name in buffers else torch._lazy_clone(tensor)
+        for name, tensor in zip(names, tensors, strict=True)
+    }
     try:
         with user_code(""), torch.no_grad(), torch.random.fork_rng(devices=[]), _NoDropout():
             torch.manual_seed(SEED)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,50 +32,81 @@ def reason_against(subject: Subject, layout: Layout) -> str:
         subject: The network.
         layout: The layout, without contractions, and with what layers sum over.
     """
-    best, compared = math.inf, False
-    for double in (False, True):
-        for training in (True, False):
-            for difference in _differences(subject, layout, training=training, double=double):
-                best, compared = min(best, difference), True
-                if best < SAME_OUTPUT:
-                    return ""
-        if best > ROUNDING:
-            break
+    single, compared = _Halves.of(subject, layout), False
+    part: Tensor | None = None
+    for training in (True, False):
+        former, part = part, single.subnet(training=training)
+        if part is not None and former is not None and torch.equal(part, former):
+            break  # the modes do not differ
+        for everywhere in (True, False):
+            whole = single.network(training=training, everywhere=everywhere)
+            if whole is None:
+                continue
+            difference, compared = _difference(whole, part), True
+            if SAME_OUTPUT <= difference <= ROUNDING:
+                double = single.doubled()
+                whole = double.network(training=training, everywhere=everywhere)
+                difference = math.inf if whole is None else _difference(whole, double.subnet(training=training))
+            if difference < SAME_OUTPUT:
+                return ""
     return DIFFERS if compared else ""
 
 
-def _differences(subject: Subject, layout: Layout, *, training: bool, double: bool) -> Iterator[float]:
-    """Yield the relative difference of the outputs for each way to make the other neurons zero."""
-    kept = _half(layout, subject.outputs)
-    subnet = cut(layout, kept)
-    names = [tensor.name for tensor in layout.tensors]
-    values = [subject.values[t.name] if t.buffer else subject.weights[t.name] for t in layout.tensors]
-    if double:
-        subject = _doubled(subject)
-        values = [value.double() if value.is_floating_point() else value for value in values]
-    part = _outputs(subject, names, _part(values, subnet), training=training)
-    for everywhere in (True, False):
+@dataclass(frozen=True)
+class _Halves:
+    """A network, and which half of its neurons is kept.
+
+    Attributes:
+        subject: The network.
+        layout: Its layout.
+        kept: The neurons `[neurons]`.
+        values: The tensors of the layout.
+    """
+
+    subject: Subject
+    layout: Layout
+    kept: Mask
+    values: list[Tensor]
+
+    @classmethod
+    def of(cls, subject: Subject, layout: Layout) -> _Halves:
+        values = [subject.values[t.name] if t.buffer else subject.weights[t.name] for t in layout.tensors]
+        return cls(subject, layout, _half(layout, subject.outputs), values)
+
+    def doubled(self) -> _Halves:
+        """Return the same in float64."""
+        inputs = map_parts(lambda part: part.double() if part.is_floating_point() else part, self.subject.inputs)
+        subject = replace(self.subject, module=copied(self.subject.module).double(), inputs=inputs)
+        values = [value.double() if value.is_floating_point() else value for value in self.values]
+        return replace(self, subject=subject, values=values)
+
+    def subnet(self, *, training: bool) -> Tensor | None:
+        """Return the outputs of the subnet of the neurons that are kept; None if it cannot be run."""
+        return self._outputs(_part(self.values, cut(self.layout, self.kept)), training=training)
+
+    def network(self, *, training: bool, everywhere: bool) -> Tensor | None:
+        """Return the network's with the other neurons zero, `everywhere` or in the layers that follow alone."""
+        summed = self.layout.summed or ()
         zeroed = [
-            _zeroed(
-                value, t.neurons, kept, [everywhere or (t.name, d) in (layout.summed or ()) for d in range(value.ndim)]
-            )
-            if not t.buffer
-            else value
-            for value, t in zip(values, layout.tensors, strict=True)
+            value
+            if t.buffer
+            else _zeroed(value, t.neurons, self.kept, [everywhere or (t.name, d) in summed for d in range(value.ndim)])
+            for value, t in zip(self.values, self.layout.tensors, strict=True)
         ]
-        whole = _outputs(subject, names, zeroed, training=training)
-        if whole is not None and part is not None and whole.shape == part.shape:
-            yield float((whole - part).norm() / whole.norm().clamp(min=1e-30))
-        elif whole is not None:
-            yield math.inf
+        return self._outputs(zeroed, training=training)
+
+    def _outputs(self, values: list[Tensor], *, training: bool) -> Tensor | None:
+        try:
+            return run_with(self.subject, [t.name for t in self.layout.tensors], values, [], training=training)
+        except UnknownError:
+            return None
 
 
-def _outputs(subject: Subject, names: list[str], values: list[Tensor], *, training: bool) -> Tensor | None:
-    """Return the outputs, or None where the network cannot be run or where they are not finite."""
-    try:
-        return run_with(subject, names, values, [], training=training)
-    except UnknownError:
-        return None
+def _difference(whole: Tensor, part: Tensor | None) -> float:
+    """Return the relative difference of outputs."""
+    if part is None or whole.shape != part.shape:
+        return math.inf
+    return float((whole - part).norm() / whole.norm().clamp(min=1e-30))
 
 
 def _half(layout: Layout, outputs: frozenset[str]) -> Mask:
@@ -104,9 +134,3 @@ def _zeroed(value: Tensor, neurons: Any, kept: Mask, dimensions: list[bool]) -> 
         if own is not None and dimensions[d]:
             value = value.index_fill(d, torch.from_numpy(np.flatnonzero(~has[own])), 0)
     return value
-
-
-def _doubled(subject: Subject) -> Subject:
-    """Return a subject that computes in float64."""
-    inputs = map_parts(lambda part: part.double() if part.is_floating_point() else part, subject.inputs)
-    return replace(subject, module=copied(subject.module).double(), inputs=inputs)

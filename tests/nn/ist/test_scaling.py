@@ -16,6 +16,7 @@ from idletrain.nn import models
 from idletrain.nn.cuts import CutSettings, cuts_of
 from idletrain.nn.data.arrays import ArraySource
 from idletrain.nn.evaluate import score
+from idletrain.nn.ist import scaling
 from idletrain.nn.ist.groups import Contraction, Layout
 from idletrain.nn.ist.partition import draw
 from idletrain.nn.ist.schemes import by_neurons
@@ -212,6 +213,28 @@ def test_every_sum_over_cut_neurons_is_scaled_unless_it_is_normalized(case: str)
     assert scalings(layout) == expected
     marked = {f"{t.name}.{d}" for t in layout.tensors for d, _ in t.scaled}
     assert marked == {place for place, scaling in expected.items() if scaling == "weights"}
+
+
+class ByLargest(nn.Module):
+    """A normalization that no operator shows: over the batch, by each neuron's largest value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.abs().amax(0, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("normed", "count"), [((1,) * 6, 3), ((0,) * 6, 3), ((1, 0, 1, 1, 0, 1), 9), ((0, 1, 1, 1, 1, 1), 9)], ids=str
+)
+def test_of_repeated_blocks_two_tell_unless_they_differ_or_others_do(
+    normed: tuple[int, ...], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [layer for one in normed for layer in (nn.Linear(32, 32, bias=False), ByLargest() if one else nn.Tanh())]
+    tried: list[Any] = []
+    each = scaling._tried
+    monkeypatch.setattr(scaling, "_tried", lambda *args: (tried.append(args[-1]), each(*args))[1])
+    found = scalings(cut_up(nn.Sequential(nn.Linear(16, 32), *layers, nn.Linear(32, 3))))
+    assert [found[f"{1 + 2 * i}.weight.1"] for i in range(6)] == ["normalized" if one else "weights" for one in normed]
+    assert len(tried) == count  # of six sums and the last layer's
 
 
 def test_tied_embeddings_are_scaled_where_they_are_added_up_and_not_as_a_table() -> None:
