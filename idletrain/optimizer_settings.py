@@ -35,6 +35,10 @@ _Decay = Annotated[float, Field(ge=0, lt=1)]
 _Schedule = Annotated[str, AfterValidator(_schedule_name)]
 
 
+def _in_small_letters(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
 class ParameterGroup(StrictSettings):
     """Parameters with a learning rate or weight decay of their own, as torch's parameter groups."""
 
@@ -49,9 +53,11 @@ class ParameterGroup(StrictSettings):
 class OptimizerSettings(StrictSettings):
     """The local optimizer, its schedule, and whether its state travels with the neurons or is reset every round."""
 
-    name: Literal["sgd", "adam", "adamw", "adagrad", "row-adagrad", "rmsprop", "lion"]
-    """As in `torch.optim`. `row-adagrad` is Adagrad with one learning rate a row; `lion` is Chen et al., arXiv
-    2302.06675. With row-sparse gradients, `adamw` and `adagrad` update only their rows."""
+    name: Annotated[
+        Literal["sgd", "adam", "adamw", "adagrad", "row-adagrad", "rmsprop", "lion"], BeforeValidator(_in_small_letters)
+    ]
+    """As in `torch.optim`, in small letters or as its class. `row-adagrad` is Adagrad with one learning rate a row; `lion`
+    is Chen et al., arXiv 2302.06675. With row-sparse gradients, `adamw` and `adagrad` update only their rows."""
     lr: float = Field(gt=0)
     """The learning rate, which `schedule` multiplies."""
     momentum: float = Field(default=0.0, ge=0, lt=1)

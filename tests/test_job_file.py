@@ -38,6 +38,11 @@ def test_a_job_of_three_fields_has_the_documented_defaults() -> None:
     assert job.run_dir == Path("runs/t")
 
 
+def test_an_optimizer_may_be_named_as_its_class() -> None:
+    job = parse_job(tree(training={"optimizer": {"name": "AdamW", "lr": 1}}))
+    assert job.training.optimizer.name == "adamw"
+
+
 def test_units_are_read() -> None:
     job = parse_job(
         tree(preemption={"progress_every": "500ms", "lease": 7}, checkpoint={"every": "1h"}, nodes={"memory": "2GiB.."})

@@ -77,7 +77,9 @@ def check_parameters(module: nn.Module) -> nn.Module:
     known = (torch.float32, *HALF)
     wrong = [f"{name} is {p.dtype}" for name, p in module.named_parameters() if p.dtype not in known]
     if wrong:
-        raise JobError(f"model: parameters should be float32, bfloat16 or float16, but {', '.join(wrong)}")
+        raise JobError(
+            f"model: parameters should be float32, bfloat16 or float16, but {', '.join(wrong)}; give it .float()"
+        )
     if not any(p.requires_grad for p in module.parameters()):
         raise JobError("model: has no parameter that requires a gradient; there is nothing to train")
     return in_float32(module)

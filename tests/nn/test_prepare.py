@@ -246,7 +246,7 @@ def test_parameters_of_64_bits() -> None:
         prepare(module, source, None, functional.cross_entropy, job.training)
     assert str(caught.value) == (
         "model: parameters should be float32, bfloat16 or float16, but 1.weight is torch.float64, "
-        "1.bias is torch.float64"
+        "1.bias is torch.float64; give it .float()"
     )
 
 

@@ -144,7 +144,7 @@ def _array(part: Any, name: str) -> Array:
 def _by_name(data: Any) -> Any:
     """Return the same containers with arrays in them."""
     parts = list((fields_of(data) or {}).items())
-    if parts and all(_is_dataset(p) and not hasattr(p, "shape") and not isinstance(p, Sequence) for _, p in parts):
+    if parts and all(_is_dataset(p) and not is_sparse(p) and not isinstance(p, Sequence) for _, p in parts):
         names = ", ".join(repr(name) for name, _ in parts)
         raise JobError(f"data: holds the Datasets {names}; give one as train and one as test")
     return map_leaves(lambda name, part: _array(part, name), data)

@@ -230,3 +230,11 @@ def test_arrays_in_containers_are_stored_in_files_and_read_back(tmp_path: Any) -
     elsewhere = pickle.loads(pickle.dumps(data)).open()
     whole, _ = elsewhere.batch(np.array([2]))
     assert (whole.x.tolist(), whole.label.tolist()) == ([[0, 0, 1]], [2])
+
+
+def test_several_datasets_by_name_are_told_to_be_given_one_by_one() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": [[1.0]], "label": [0]})
+    for several in (datasets.DatasetDict(train=rows, test=rows), {"train": TensorDataset(torch.eye(3)), "test": rows}):
+        with pytest.raises(JobError, match="holds the Datasets 'train', 'test'; give one as train and one as test"):
+            as_samples(several)
