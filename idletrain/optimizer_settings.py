@@ -56,8 +56,8 @@ class OptimizerSettings(StrictSettings):
     name: Annotated[
         Literal["sgd", "adam", "adamw", "adagrad", "row-adagrad", "rmsprop", "lion"], BeforeValidator(_in_small_letters)
     ]
-    """As in `torch.optim`, in small letters or as its class. `row-adagrad` is Adagrad with one learning rate a row; `lion`
-    is Chen et al., arXiv 2302.06675. With row-sparse gradients, `adamw` and `adagrad` update only their rows."""
+    """As in `torch.optim`, in small letters or as its class. `row-adagrad` is Adagrad with one learning rate a row;
+    `lion` is Chen et al., arXiv 2302.06675. With row-sparse gradients, `adamw` and `adagrad` update only their rows."""
     lr: float = Field(gt=0)
     """The learning rate, which `schedule` multiplies."""
     momentum: float = Field(default=0.0, ge=0, lt=1)

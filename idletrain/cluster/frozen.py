@@ -5,34 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-
-from distributed.security import Security
 
 from idletrain.cluster import contact
+from idletrain.cluster.known_workers import SeenWorker
 from idletrain.cluster.local import LocalFleet
 
 FROZEN_SECONDS, FROZEN_POLL_SECONDS = 60.0, 5.0  # Dask's scheduler forgets a worker within two minutes
 FROZEN_REASON = "its process lives but sends nothing; it is ended, and another is started"
-
-
-@dataclass(frozen=True, slots=True)
-class SeenWorker:
-    """A worker as its scheduler knows it, and its last sign of life by the scheduler's clock."""
-
-    name: str
-    address: str
-    last_seen: float
-
-
-async def known_workers(address: str, security: Security) -> list[SeenWorker]:
-    """Return the workers that a scheduler knows.
-
-    Raises:
-        UnreachableError: it does not answer.
-    """
-    identity = await contact.ask(address, security, "client", lambda remote: remote.identity())
-    return [SeenWorker(str(w["name"]), where, w["last_seen"]) for where, w in identity["workers"].items()]
 
 
 async def end_frozen(

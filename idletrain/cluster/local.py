@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from idletrain.cluster import owned_process
@@ -152,12 +152,19 @@ def _start(fleet: LocalFleet, count: int, record: Callable[..., None]) -> None:
         record("waiting", reason=f"for workers: none can be started ({error}); it is tried again")
 
 
-async def churn(fleet: LocalFleet, every_seconds: float) -> None:
-    """Take the oldest worker every `every_seconds`, alternately with and without a notice, until cancelled."""
+async def churn(fleet: LocalFleet, every_seconds: float, trained: Callable[[], Awaitable[Collection[str]]]) -> None:
+    """Take the oldest worker every `every_seconds`, alternately with and without a notice, until cancelled.
+
+    Args:
+        fleet: The workers.
+        every_seconds: The time between two; longer while none has trained, for taking those that start shows nothing.
+        trained: Returns the workers that have trained a step.
+    """
     for take in _in_turn(fleet):
         await asyncio.sleep(every_seconds)
-        if alive := sorted(fleet.alive(), key=fleet.pid):
-            take(alive[:1])
+        while not (able := sorted(fleet.alive() & frozenset(await trained()), key=fleet.pid)):
+            await asyncio.sleep(FLEET_POLL_SECONDS)
+        take(able[:1])
 
 
 def _in_turn(fleet: LocalFleet) -> Iterator[Callable[[Collection[str]], None]]:

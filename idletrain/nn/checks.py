@@ -91,9 +91,9 @@ def trial_size(module: nn.Module) -> int:
     return FEW_SAMPLES if is_large and not has_statistics else TRIAL_SAMPLES
 
 
-def trial_pair(samples: Samples, field: str, size: int = TRIAL_SAMPLES) -> tuple[Any, Any]:
+def trial_pair(samples: Samples, field: str, module: nn.Module) -> tuple[Any, Any]:
     """Return inputs and target of a few samples, to compare a network with its subnets on."""
-    return _read(samples, np.arange(min(size, len(samples))), field)
+    return _read(samples, np.arange(min(trial_size(module), len(samples))), field)
 
 
 def check_finite(samples: Samples, field: str) -> None:

@@ -69,7 +69,7 @@ def check_metrics(metrics: tuple[JobMetric, ...], module: nn.Module, samples: Sa
         )
     if very_wide(module):
         raise JobError("training.metrics: are not for a very wide output; leave them out, `evaluate` ranks its labels")
-    inputs, target = trial_pair(samples, "data.test")
+    inputs, target = trial_pair(samples, "data.test", module)
     logits, labels = prediction(outputs_of(module, (inputs, target), "data.test")), labels_of(target)
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         raise JobError("training.metrics: need outputs and labels that are tensors; leave them out for this model")

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import torch
 from distributed.security import Security
 
-from idletrain.cluster import access, dask_scheduler, frozen, local
+from idletrain.cluster import access, dask_scheduler, frozen, known_workers, local
 from idletrain.job import Job
 from idletrain.nn.memory import HEAD_RESERVE_BYTES
 from idletrain.providers.protocol import LaunchRequest
@@ -44,13 +44,14 @@ class LocalProcesses:
             dask_scheduler.started(job.run_dir, identity=identity) as address,
         ):
             fleet = local.LocalFleet(address, worker_bytes(job), job.run_dir / "logs", options=options)
-            workers = functools.partial(frozen.known_workers, address, identity.security())
+            workers = functools.partial(known_workers.known_workers, address, identity.security())
             tasks = [
                 asyncio.ensure_future(local.keep_workers(fleet, job.nodes.count, record)),
                 asyncio.ensure_future(frozen.end_frozen(fleet, workers, record)),
             ]
             if self._churn_seconds:
-                tasks.append(asyncio.ensure_future(local.churn(fleet, self._churn_seconds)))
+                trained = functools.partial(known_workers.trained_workers, workers)
+                tasks.append(asyncio.ensure_future(local.churn(fleet, self._churn_seconds, trained)))
             try:
                 yield address, identity.security()
             finally:

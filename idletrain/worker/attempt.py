@@ -151,6 +151,7 @@ class Attempt:
             self._doing = "train"
             self._losses.append(repeatably(functools.partial(work.step, samples, order, self.steps)))
             self.steps += 1
+            self._node.steps += 1
             now = time.perf_counter()
             steps_left = all_steps - self.steps  # after the last comes the update itself
             seconds_left = steps_left * (now - started) / (self.steps - initial_steps)

@@ -207,6 +207,7 @@ class LockstepAttempt(Attempt):
             exchange.checkpoint_vote = due or leaving or node.checkpoint_now.is_set(), node.moving.locked()
             self._losses.append(work.step(loaded.samples, order, self.steps))
             self.steps += 1
+            self._node.steps += 1
             if exchange.exchanges != self.steps - initial_step:
                 raise RuntimeError("training.loss: lockstep needs one that calls outputs.loss(labels), once a step")
             self.account["train_seconds"] += time.perf_counter() - started

@@ -18,6 +18,7 @@ from distributed import Worker, get_worker
 from torch import Tensor
 
 from idletrain.cluster import dask_settings
+from idletrain.cluster.known_workers import STEPS_METRIC
 from idletrain.exchange.client import StoreClient
 from idletrain.exchange.messages import LeaseId
 from idletrain.exchange.peers import Mailbox
@@ -101,6 +102,7 @@ class WorkerNode:
         restarts: Whether it does, and is replaced.
         memory_bytes: RAM that the process may use; None: all that is free.
         free_bytes: Memory that was free when the worker joined.
+        steps: Steps that it has trained.
     """
 
     def __init__(self) -> None:
@@ -113,7 +115,7 @@ class WorkerNode:
         self.on_hang: Callable[[], None] = lambda: None
         self.restarts = False
         self.memory_bytes: int | None = None
-        self.free_bytes = 0
+        self.free_bytes = self.steps = 0
         self._runs: dict[tuple[str, str, int], WorkerRun] = {}
         self._opening = threading.Lock()
 
@@ -123,6 +125,7 @@ class WorkerNode:
         if "idletrain" not in worker.extensions:
             dask_settings.draw_apart()
         node: WorkerNode = worker.extensions.setdefault("idletrain", cls())
+        worker.metrics[STEPS_METRIC] = lambda _worker: node.steps
         return node
 
     def run_of(self, spec: LeaseSpec, worker: Worker) -> WorkerRun:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from idletrain.cluster import frozen
+from idletrain.cluster.known_workers import SeenWorker
 
 from .test_local import fleet
 
@@ -26,9 +27,9 @@ def test_a_worker_that_sends_nothing_for_a_minute_is_killed_whatever_the_clock_d
             silent, lively = nodes.start(2)
             clock = itertools.count(1e9, -3600.0)  # it is set back at every sign of life
 
-            async def known() -> list[frozen.SeenWorker]:
-                lasting = [frozen.SeenWorker(silent, "tcp://a", 5.0), frozen.SeenWorker("another's", "tcp://c", 5.0)]
-                return [frozen.SeenWorker(lively, "tcp://b", next(clock)), *lasting]
+            async def known() -> list[SeenWorker]:
+                lasting = [SeenWorker(silent, "tcp://a", 5.0), SeenWorker("another's", "tcp://c", 5.0)]
+                return [SeenWorker(lively, "tcp://b", next(clock)), *lasting]
 
             watching = asyncio.ensure_future(
                 frozen.end_frozen(nodes, known, lambda _, **fields: records.append(fields))

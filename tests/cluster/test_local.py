@@ -107,3 +107,28 @@ def test_nodes_that_cannot_be_started_are_tried_again(tmp_path: Path, monkeypatc
             keeping.cancel()
 
     asyncio.run(check())
+
+
+def test_churn_takes_the_oldest_worker_that_has_trained_and_waits_while_none_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "FLEET_POLL_SECONDS", 0.01)
+    able: set[str] = set()
+
+    async def trained() -> set[str]:
+        return able
+
+    async def check() -> None:
+        async with fleet(tmp_path / "logs") as nodes:
+            first, second, third = nodes.start(3)
+            taking = asyncio.ensure_future(local.churn(nodes, 0.01, trained))
+            await asyncio.sleep(0.3)
+            assert nodes.alive() == {first, second, third}
+            able.update((second, third, "nobody"))
+            while {second, third} & nodes.alive():
+                await asyncio.sleep(0.01)
+                assert second not in nodes.alive() or third in nodes.alive()
+            taking.cancel()
+            assert nodes.alive() == {first}
+
+    asyncio.run(check())
