@@ -51,8 +51,10 @@ from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable.recovery import Restored, load_result
 from idletrain.run import Composition, RunOptions, compose
 
+SHOWN_SCORES = ("accuracy", "loss", "train_loss")  # of a result in one line
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class FitResult:
     """The result of a training.
 
@@ -71,6 +73,12 @@ class FitResult:
     summary: Mapping[str, Any]
     run_dir: Path
     rounds: int
+
+    def __repr__(self) -> str:
+        """Return one line: a notebook shows the result of its last call."""
+        scores = [f"{name} {self.summary[name]:.4g}" for name in SHOWN_SCORES if self.summary.get(name) is not None]
+        told = ", ".join([f"{self.rounds} rounds", *scores, str(self.run_dir)])
+        return f"FitResult({type(self.module).__name__}, {told})"
 
 
 def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest are sections)

@@ -761,3 +761,9 @@ def test_fit_trains_a_lightning_module_as_its_step_and_optimizer_say(tmp_path: P
     assert {event["method"] for event in result.records if event["kind"] == "run_started"} == {"ist"}
     loaded = load_run(tmp_path / "lit").module()
     assert torch.equal(loaded.body.first.weight, result.module.body.first.weight)
+
+
+def test_a_result_is_shown_in_one_line() -> None:
+    summary = {"accuracy": 0.98765, "loss": None, "train_loss": 0.25}
+    shown = FitResult(nn.Linear(2, 2), (), summary, Path("runs/fit"), 7)
+    assert repr(shown) == "FitResult(Linear, 7 rounds, accuracy 0.9877, train_loss 0.25, runs/fit)"
