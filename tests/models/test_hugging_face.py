@@ -102,7 +102,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor], float,
     "ResNet": (
         lambda: hf.ResNetForImageClassification(
             hf.ResNetConfig(embedding_size=16, hidden_sizes=[32, 64], depths=[2, 2])
-        ), IMAGES, 0.9, {"resnet.encoder.stages.0.layers.0.layer.0.convolution": 8},
+        ), IMAGES, 0.8, {"resnet.encoder.stages.0.layers.0.layer.0.convolution": 8},
     ),
     "Mamba": (
         lambda: hf.MambaForCausalLM(
