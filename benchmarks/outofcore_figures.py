@@ -43,10 +43,8 @@ def compiled_table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
     """Sum the rows up: medians of the ratios of steps of one turn."""
+    add_ratios(rows)
     for row in rows:
-        row["over_plan"] = {name: median_ratio(own, row["seconds"]["plan"]) for name, own in row["seconds"].items()}
-        row["over_plan"] |= dict.fromkeys(row["same_plan"], 1.0)
-        row["plan_over_in_core"] = 1 / row["over_plan"]["in core"]
         row["swap_style_over_plan"] = best_over_plan(row, SWAPPING)
         row["any_single_over_plan"] = best_over_plan(row, NAMED)
     every = [row["any_single_over_plan"] for row in rows if row["any_single_over_plan"]]
@@ -72,6 +70,14 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
         at_most("steps by a plan that took more than the budget", float(over), f"of {len(rows)}", 0.0),
         at_most("steps by a plan with other bits than in core", float(sum(not r["same_bits"] for r in rows)), "", 0.0),
     ]
+
+
+def add_ratios(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to each row how many times as long as the plan each technique takes, and the plan as a step in core."""
+    for row in rows:
+        row["over_plan"] = {name: median_ratio(own, row["seconds"]["plan"]) for name, own in row["seconds"].items()}
+        row["over_plan"] |= dict.fromkeys(row["same_plan"], 1.0)
+        row["plan_over_in_core"] = 1 / row["over_plan"]["in core"]
 
 
 def _swap_style(rows: Sequence[dict[str, Any]]) -> list[Figure]:

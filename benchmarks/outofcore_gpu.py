@@ -24,7 +24,7 @@ from rich.progress import track
 
 from benchmarks.networks import UNet, resnet, vgg16, wide_resnet
 from benchmarks.outofcore import Network, compare
-from benchmarks.outofcore_figures import NAMED, SWAPPING, best_over_plan, mean_ratio, median_ratio, table_of
+from benchmarks.outofcore_figures import NAMED, SWAPPING, add_ratios, best_over_plan, mean_ratio, table_of
 from benchmarks.report import Figure, at_least, at_most, report, with_preset
 from idletrain.nn.models import mlp, transformer
 from idletrain.nn.outofcore.executing.pinned import PinnedSwap
@@ -57,10 +57,7 @@ TINY = Sizes({"MLP": (lambda: mlp([512] + [1024] * 4 + [10]), (4096, 512), 0)}, 
 
 def figures_of(rows: list[dict[str, Any]]) -> list[Figure]:
     """Sum the rows up."""
-    for row in rows:
-        row["over_plan"] = {name: median_ratio(own, row["seconds"]["plan"]) for name, own in row["seconds"].items()}
-        row["over_plan"] |= dict.fromkeys(row["same_plan"], 1.0)
-        row["plan_over_in_core"] = 1 / row["over_plan"]["in core"]
+    add_ratios(rows)
     figures = []
     for part in sorted({row["part"] for row in rows}):
         own = [row for row in rows if row["part"] == part]

@@ -4,7 +4,7 @@ A GPT of 10.8 million parameters on 20 MB of text, a network of ResNet-18's shap
 classifier of a dictionary's definitions by part of speech, and MLPs with and without BatchNorm. Each is trained whole,
 by local SGD on four workers, and as four and eight subnets: every neuron in one (ist), in two (2 copies), in two until
 whole networks end it (2 copies, 20% whole). All take as many steps a neuron; some, once more, as much arithmetic as the
-whole network. Every way's learning rate is the best of several on a validation split (seed 0, four subnets); reported
+whole network. A method's learning rate is the best of several on a validation split (seed 0, four subnets); reported
 are loss, accuracy and calibration on test data that chose nothing, as means of three seeds, beside the arithmetic,
 memory and bytes of a node. It runs the code that workers run, without Dask, on a GPU if there is one.
 
@@ -46,6 +46,7 @@ from idletrain.nn.network import Network
 from idletrain.nn.orders import batch_order
 from idletrain.nn.prepare import Prepared, from_settings
 from idletrain.nn.statistics import estimate_statistics
+from idletrain.worker.device import pick_device
 
 POINTS, POINTS_BEHIND = 100.0, 0.3
 WORSE_PERPLEXITY = 0.01  # of a language model
@@ -57,13 +58,13 @@ Pair = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to train.
+class Method:
+    """A method of training.
 
     Attributes:
         subnets: 1 is the network trained whole.
         settings: Settings of training beside.
-        rate_of: The way whose best learning rate it takes; its own name where rates are tried for it.
+        rate_of: The method whose best learning rate it takes; its own name where rates are tried for it.
         same_arithmetic: Whether it has as many rounds as the whole network's arithmetic pays for.
     """
 
@@ -76,15 +77,15 @@ class Way:
 WHOLE = "whole"
 _COPIES = {"method": "ist", "copies": 2}
 _FINISHED = {**_COPIES, "finish_whole": 0.2}
-WAYS = {
-    WHOLE: Way(1, {"method": "local-sgd"}, WHOLE),
-    "local SGD, 4": Way(4, {"method": "local-sgd"}, WHOLE),
-    "ist, 4": Way(4, {"method": "ist"}, "ist, 4"),
-    "2 copies, 4": Way(4, _COPIES, "2 copies, 4"),
-    "2 copies, 20% whole, 4": Way(4, _FINISHED, "2 copies, 4"),
-    "ist, 8": Way(8, {"method": "ist"}, "ist, 4"),
-    "2 copies, 20% whole, 8": Way(8, _FINISHED, "2 copies, 4"),
-    "2 copies, 20% whole, 4, same arithmetic": Way(4, _FINISHED, "2 copies, 4", same_arithmetic=True),
+METHODS = {
+    WHOLE: Method(1, {"method": "local-sgd"}, WHOLE),
+    "local SGD, 4": Method(4, {"method": "local-sgd"}, WHOLE),
+    "ist, 4": Method(4, {"method": "ist"}, "ist, 4"),
+    "2 copies, 4": Method(4, _COPIES, "2 copies, 4"),
+    "2 copies, 20% whole, 4": Method(4, _FINISHED, "2 copies, 4"),
+    "ist, 8": Method(8, {"method": "ist"}, "ist, 4"),
+    "2 copies, 20% whole, 8": Method(8, _FINISHED, "2 copies, 4"),
+    "2 copies, 20% whole, 4, same arithmetic": Method(4, _FINISHED, "2 copies, 4", same_arithmetic=True),
 }
 
 
@@ -100,7 +101,7 @@ class Family:
     rounds: int
     rates: tuple[Sequence[float], Sequence[float]]
     language: bool = False
-    ways: Sequence[str] = tuple(WAYS)
+    methods: Sequence[str] = tuple(METHODS)
 
 
 def _mlp(norm: str | None) -> dict[str, Any]:
@@ -137,7 +138,7 @@ TINY = {
         FAMILIES["MLP"],
         model={"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 64, 10], "norm": None}},
         data="digits", batch_size=32, local_steps=5, rounds=5, rates=((0.1,), (0.1, 0.2)),
-        ways=(WHOLE, "ist, 4", "2 copies, 4", "2 copies, 20% whole, 4, same arithmetic"),
+        methods=(WHOLE, "ist, 4", "2 copies, 4", "2 copies, 20% whole, 4, same arithmetic"),
     )
 }  # fmt: skip
 
@@ -227,45 +228,40 @@ class Part:
         return self.samples.batch(self.numbers[index])
 
 
-def job_of(family: Family, way: Way, rate: float, rounds: int, seed: int) -> Job:
+def job_of(family: Family, method: Method, rate: float, rounds: int, seed: int) -> Job:
     """Return the job of one training."""
-    training = {key: getattr(family, key) for key in ("batch_size", "local_steps")} | dict(way.settings)
-    training |= {"rounds": rounds, "subnets": way.subnets, "seed": seed, "loss": "cross_entropy"}
+    training = {key: getattr(family, key) for key in ("batch_size", "local_steps")} | dict(method.settings)
+    training |= {"rounds": rounds, "subnets": method.subnets, "seed": seed, "loss": "cross_entropy"}
     training |= {"optimizer": {**family.optimizer, "lr": rate}}
     data = {"factory": f"benchmarks.quality:{family.data}"}
     return parse_job({"name": "quality", "model": dict(family.model), "data": data, "training": training})
 
 
 @functools.cache
-def prepared(family: str, way: str, rate: float, rounds: int, seed: int, *, tiny: bool) -> Prepared:
+def prepared(family: str, method: str, rate: float, rounds: int, seed: int, *, tiny: bool) -> Prepared:
     """Return a prepared job of these settings."""
-    job = job_of((TINY if tiny else FAMILIES)[family], WAYS[way], rate, rounds, seed)
+    job = job_of((TINY if tiny else FAMILIES)[family], METHODS[method], rate, rounds, seed)
     made = from_settings(job.model, job.data, job.training)
     if made.fallback and job.training.method == "ist":
         raise RuntimeError(f"{family}: {made.fallback}")
     return made
 
 
-def device_here() -> str:
-    """Return the device to train on."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def cost_of(family: str, way: str, *, tiny: bool) -> dict[str, Any]:
-    """Return what a way costs: floating-point operations of all subnets and bytes that a node pulls and pushes, a round
-    of the mean; and a node's peak of memory, on a GPU and outside whole rounds.
+def cost_of(family: str, method: str, *, tiny: bool) -> dict[str, Any]:
+    """Return what a method costs: floating-point operations of all subnets and bytes that a node pulls and pushes, in a
+    round of the mean; and a node's peak of memory, on a GPU and outside whole rounds.
     """
     rounds = (TINY if tiny else FAMILIES)[family].rounds
-    made = prepared(family, way, 0.01, rounds, 0, tiny=tiny)
+    made = prepared(family, method, 0.01, rounds, 0, tiny=tiny)
     phases = [made.program.training.phase(round_) for round_ in range(rounds)]
     costs = {number: _cost_of_round(made, first) for number, first in {(p.number, p.first_round) for p in phases}}
     flops, sent = (statistics.mean(costs[phase.number][at] for phase in phases) for at in (0, 1))
-    return {"way": way, "flops": flops, "bytes": sent, "peak": costs[1][2]}
+    return {"method": method, "flops": flops, "bytes": sent, "peak": costs[1][2]}
 
 
 def _cost_of_round(made: Prepared, round_: int) -> tuple[float, float, float]:
     """Return the operations of a round's subnets, and bytes and peak of memory of its first one."""
-    device, program, network = device_here(), made.program, Network.of(made.program, made.network)
+    device, program, network = pick_device().type, made.program, Network.of(made.program, made.network)
     samples, phase = program.source.open(), program.training.phase(round_)
     subnet = program.subnets(round_, program.specs(phase.equal_shares, phase.copies))[0]
     before = torch.cuda.memory_allocated() if device == "cuda" else 0
@@ -280,13 +276,17 @@ def _cost_of_round(made: Prepared, round_: int) -> tuple[float, float, float]:
     return float(flops), 2.0 * network.pull(subnet).nbytes, float(peak)
 
 
-def run_one(family: str, way: str, rate: float, rounds: int, seed: int, *, tiny: bool) -> dict[str, Any]:
+def run_one(family: str, method: str, rate: float, rounds: int, seed: int, *, tiny: bool) -> dict[str, Any]:
     """Train once, in a process with one thread."""
     from idletrain.nn import alone
 
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")  # TF32, on GPUs that have it
-    made, started, device = prepared(family, way, rate, rounds, seed, tiny=tiny), time.monotonic(), device_here()
+    made, started, device = (
+        prepared(family, method, rate, rounds, seed, tiny=tiny),
+        time.monotonic(),
+        pick_device().type,
+    )
     program, network = made.program, Network.of(made.program, made.network)
     alone.train_rounds(program, network, program.source.open(), rounds, device=device)
     seconds = time.monotonic() - started
@@ -296,9 +296,9 @@ def run_one(family: str, way: str, rate: float, rounds: int, seed: int, *, tiny:
     held, ends = made.test.open(), VALIDATION[(TINY if tiny else FAMILIES)[family].data]
     numbers = np.arange(len(held))
     validation, test = (score(module, Part(held, own), program.loss) for own in (numbers[:ends], numbers[ends:]))
-    print(f"{family}, {way}, {rate:g}, {rounds} rounds, seed {seed}: {test} in {seconds:.0f} s", flush=True)
+    print(f"{family}, {method}, {rate:g}, {rounds} rounds, seed {seed}: {test} in {seconds:.0f} s", flush=True)
     return {
-        "family": family, "way": way, "rate": rate, "rounds": rounds, "seed": seed, "seconds": seconds,
+        "family": family, "method": method, "rate": rate, "rounds": rounds, "seed": seed, "seconds": seconds,
         "validation": validation.loss, **_figures(test),
     }  # fmt: skip
 
@@ -311,7 +311,7 @@ def _figures(end: Score) -> dict[str, float | None]:
 
 
 class Comparison:
-    """Trains a family's ways: every rate of seed 0 first, then the best one's other seeds, and all that take its rate.
+    """Trains a family by each method: first every rate of seed 0, then other seeds at the best, and all that take it.
 
     Args:
         name: The family.
@@ -327,54 +327,56 @@ class Comparison:
         self._asked: set[tuple[str, float, int]] = set()
 
     def begin(self) -> dict[concurrent.futures.Future[Any], Comparison]:
-        """Ask for every way's cost, and for the first runs."""
-        asked = [self._submit(cost_of, self.name, way, tiny=self._tiny) for way in self._family.ways]
+        """Ask for every method's cost, and for the first runs."""
+        asked = [self._submit(cost_of, self.name, method, tiny=self._tiny) for method in self._family.methods]
         return dict.fromkeys(asked, self) | self._next()
 
     def take(self, result: dict[str, Any]) -> dict[concurrent.futures.Future[Any], Comparison]:
-        """Take what a process returned, a run or a way's cost; return what is asked for next."""
+        """Take what a process returned, a run or a method's cost; return what is asked for next."""
         if "loss" in result:
             self.runs.append(result)
         else:
-            self.costs[result["way"]] = result
+            self.costs[result["method"]] = result
         return self._next()
 
     def _next(self) -> dict[concurrent.futures.Future[Any], Comparison]:
         """Ask for all runs that can begin and were not asked for before, those of most subnets first."""
-        wanted = {(way, rate, seed) for way in self._family.ways for rate, seed in self._wanted_of(way)} - self._asked
+        wanted = {
+            (method, rate, seed) for method in self._family.methods for rate, seed in self._wanted_of(method)
+        } - self._asked
         self._asked |= wanted
-        longest = sorted(wanted, key=lambda one: (one[2], -WAYS[one[0]].subnets))
+        longest = sorted(wanted, key=lambda one: (one[2], -METHODS[one[0]].subnets))
         return {self._submit(run_one, self.name, *self._numbers(*one), tiny=self._tiny): self for one in longest}
 
-    def _wanted_of(self, way: str) -> list[tuple[float, int]]:
-        """Return the rates and seeds that a way can be trained with by now."""
-        if WAYS[way].same_arithmetic and not {way, WHOLE} <= self.costs.keys():
+    def _wanted_of(self, method: str) -> list[tuple[float, int]]:
+        """Return the rates and seeds that a method can be trained with by now."""
+        if METHODS[method].same_arithmetic and not {method, WHOLE} <= self.costs.keys():
             return []
-        tuned = WAYS[way].rate_of
+        tuned = METHODS[method].rate_of
         rates = self._family.rates[tuned != WHOLE]
-        tried = {run["rate"]: run["validation"] for run in self.runs if run["way"] == tuned and run["seed"] == 0}
+        tried = {run["rate"]: run["validation"] for run in self.runs if run["method"] == tuned and run["seed"] == 0}
         if set(tried) < set(rates):
-            return [(rate, 0) for rate in rates] if way == tuned else []
+            return [(rate, 0) for rate in rates] if method == tuned else []
         best = min(rates, key=lambda rate: tried[rate] if math.isfinite(tried[rate]) else math.inf)
         return [(best, seed) for seed in self._seeds]
 
-    def _numbers(self, way: str, rate: float, seed: int) -> tuple[str, float, int, int]:
-        """Return a run's way, rate, rounds and seed."""
+    def _numbers(self, method: str, rate: float, seed: int) -> tuple[str, float, int, int]:
+        """Return a run's method, rate, rounds and seed."""
         rounds = self._family.rounds
-        if WAYS[way].same_arithmetic:
-            rounds = max(2, round(rounds * self.costs[WHOLE]["flops"] / self.costs[way]["flops"]))
-        return way, rate, rounds, seed
+        if METHODS[method].same_arithmetic:
+            rounds = max(2, round(rounds * self.costs[WHOLE]["flops"] / self.costs[method]["flops"]))
+        return method, rate, rounds, seed
 
     def results(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the runs of each way at its best rate, in the order of ways."""
+        """Return the runs of each method at its best rate, in the order of methods."""
         found = {}
-        for way in self._family.ways:
-            tuned = [run for run in self.runs if run["way"] == WAYS[way].rate_of and run["seed"] == 0]
+        for method in self._family.methods:
+            tuned = [run for run in self.runs if run["method"] == METHODS[method].rate_of and run["seed"] == 0]
             finite = [run for run in tuned if math.isfinite(run["validation"])]
             if finite:
                 rate = min(finite, key=lambda run: run["validation"])["rate"]
-                if own := [run for run in self.runs if (run["way"], run["rate"]) == (way, rate)]:
-                    found[way] = own
+                if own := [run for run in self.runs if (run["method"], run["rate"]) == (method, rate)]:
+                    found[method] = own
         return found
 
 
@@ -382,10 +384,10 @@ def figures_of(name: str, family: Family, of: Comparison) -> list[Figure]:
     """Return a family's figures."""
     results, figures = of.results(), []
     whole = results.get(WHOLE)
-    for way, runs in results.items():
-        what = f"{name}, {way}"
+    for method, runs in results.items():
+        what = f"{name}, {method}"
         losses = [run["loss"] for run in runs]
-        judged = way != WHOLE and "whole" in way and whole is not None
+        judged = method != WHOLE and "whole" in method and whole is not None
         loss = statistics.mean(losses)
         figures.append(Figure(f"{what}: loss", loss, "", samples=losses))
         if family.language and whole:
@@ -407,17 +409,17 @@ def figures_of(name: str, family: Family, of: Comparison) -> list[Figure]:
 def table_of(name: str, of: Comparison) -> dict[str, Any]:
     """Return a family's table."""
     results, rows = of.results(), []
-    for way, runs in results.items():
+    for method, runs in results.items():
         means = {
             key: statistics.mean(values)
             for key in ("loss", "accuracy", "ece", "temperature", "seconds")
             if (values := [run[key] for run in runs if run[key] is not None])
         }
-        own, whole = of.costs[way], of.costs[WHOLE]
+        own, whole = of.costs[method], of.costs[WHOLE]
         share = runs[0]["rounds"] / results[WHOLE][0]["rounds"] if WHOLE in results else math.nan
         rows.append(
             [
-                way, f"{runs[0]['rate']:g}", str(runs[0]["rounds"]), str(len(runs)), f"{means['loss']:.4f}",
+                method, f"{runs[0]['rate']:g}", str(runs[0]["rounds"]), str(len(runs)), f"{means['loss']:.4f}",
                 f"{POINTS * means['accuracy']:.2f} %" if "accuracy" in means else "-",
                 f"{means['ece']:.3f}" if "ece" in means else "-",
                 f"{share * own['flops'] / whole['flops']:.2f}",
@@ -425,12 +427,12 @@ def table_of(name: str, of: Comparison) -> dict[str, Any]:
                 f"{own['bytes'] / whole['bytes']:.2f}",
             ]
         )  # fmt: skip
-    head = ["way", "rate", "rounds", "seeds", "loss", "accuracy", "calibration error", "arithmetic / whole"]
+    head = ["method", "rate", "rounds", "seeds", "loss", "accuracy", "calibration error", "arithmetic / whole"]
     return {"title": name, "head": [*head, "a node's memory / whole", "a node's bytes a round / whole"], "rows": rows}
 
 
 def compare(names: Sequence[str], *, tiny: bool, processes: int, seconds: float) -> list[Comparison]:
-    """Train all families' ways until the time is up."""
+    """Train all families' methods until the time is up."""
     context, deadline = multiprocessing.get_context("spawn"), time.monotonic() + seconds
     pool = concurrent.futures.ProcessPoolExecutor(processes, mp_context=context)
     comparisons = [Comparison(name, tiny=tiny, submit=pool.submit) for name in names]

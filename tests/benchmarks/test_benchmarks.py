@@ -252,10 +252,10 @@ def _check_outofcore_gpu(written):
 
 def _check_quality(written):
     runs, costs = written["runs"], written["costs"]["MLP"]
-    assert {run["way"] for run in runs} == {*costs}
-    assert {run["rate"] for run in runs if run["way"] == "ist, 4"} == {0.1, 0.2}
-    chosen = min((run for run in runs if run["way"] == "2 copies, 4"), key=lambda run: run["validation"])
-    (finished,) = (run for run in runs if "same arithmetic" in run["way"])
+    assert {run["method"] for run in runs} == {*costs}
+    assert {run["rate"] for run in runs if run["method"] == "ist, 4"} == {0.1, 0.2}
+    chosen = min((run for run in runs if run["method"] == "2 copies, 4"), key=lambda run: run["validation"])
+    (finished,) = (run for run in runs if "same arithmetic" in run["method"])
     assert finished["rate"] == chosen["rate"]
     assert finished["rounds"] < chosen["rounds"]
     assert costs["ist, 4"]["bytes"] < costs["2 copies, 4"]["bytes"] < costs["whole"]["bytes"]
