@@ -141,7 +141,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             `(step, steps) -> factor`; a name such as `adamw`, with torch's default settings; or an instance of a class
             of `torch.optim` that holds the module's parameters. AdamW with lr 0.001 if None.
         seed: Seed of every random number.
-        evaluate_every: Rounds between two evaluations on `test`.
+        evaluate_every: Rounds between two evaluations on `test`. Without `stop` no round waits for one: what comes due
+            while another is going on is left out.
         metrics: By name, metrics that each evaluation measures on `test`, too: a torchmetrics metric, or a pair of a
             metric or function and which value is better, such as `(mean_error, "lower")`. A function gets the outputs
             `[N, ...]` and labels `[N, ...]` of all test data at once and returns a number.
@@ -152,8 +153,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         scheduler: Address of a Dask cluster whose workers train.
         on_event: Called with every event as it happens; the run waits for it.
         on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
-        on_evaluate: Called after every evaluation with a copy of the network and its scores by name (`round`, `loss`,
-            `accuracy` and the metrics); the run waits for it.
+        on_evaluate: Called after every evaluation, as a part of it, with a copy of the network and its scores by name
+            (`round`, `loss`, `accuracy` and the metrics). Training goes on meanwhile (see `evaluate_every`).
         log_to: `mlflow` and/or `wandb`, for the curves.
         sections: Further sections of a job file: `stop`, `nodes`, `memory`, `preemption`, `checkpoint`, `model`,
             and of `training` what has no argument here (`exchange`, `phases`, `finish_whole`, ...).

@@ -76,7 +76,6 @@ ELSEWHERE = {
     "rounds/run_records.py": "chaos",
     "rounds/run_context.py": "chaos",
     "rounds/downloads.py": "chaos",
-    "rounds/evaluation.py": "chaos",
     "rounds/leases.py": "chaos",
     "rounds/uploads.py": "chaos",
     "observe/run_totals.py": "observe/test_summary.py",

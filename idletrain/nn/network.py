@@ -48,8 +48,8 @@ class Network:
         outer_optimizer: OuterOptimizerSettings | None = None,
     ) -> None:
         self._powers = tuple(powers) or (1,) * slots + (-2,) * row_slots
-        self._counts, self._common, self._ema = (slots, row_slots), layout.common, ema
-        self._outer = outer_optimizer
+        self._layout, self._counts, self._common = layout, (slots, row_slots), layout.common
+        self._ema, self._outer = ema, outer_optimizer
         shapes = [[t.shape for t in kind.tensors] for kind in [layout] * slots + [by_row(layout)] * row_slots]
         sizes = [sum(math.prod(shape) for shape in slot) for slot in shapes]
         sizes += [] if outer_optimizer is None else [sizes[0]]
@@ -83,6 +83,14 @@ class Network:
             training.ema,
             training.outer_optimizer,
         )
+
+    def copy_of_values(self) -> Network:
+        """Return a copy of the values and of their average, without any state."""
+        copy = Network(self._layout, 1, self.values, powers=self._powers[:1], ema=self._ema)
+        for target, mean in zip(copy.averaged, self.averaged, strict=True):
+            if target is not mean:
+                target.copy_(mean)
+        return copy
 
     @property
     def values(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Commits rounds, and evaluates and writes the committed network."""
+"""Commits rounds, and has the committed network evaluated and written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from idletrain.errors import RunError
 from idletrain.exchange.store import StoreServer
 from idletrain.rounds import protocol
-from idletrain.rounds.evaluation import Evaluator
+from idletrain.rounds.evaluation import CommittedNetwork, Evaluator
 from idletrain.rounds.run_context import RunContext
 from idletrain.rounds.run_records import record_phase
 from idletrain.rounds.sizing import SubnetSizing
@@ -33,6 +33,8 @@ class Commits:
     ) -> None:
         self._run, self._sizing, self._uploads, self._evaluator, self._store = run, sizing, uploads, evaluator, store
         self._subnet_loss: float | None = None  # of the last committed round
+        self._committed: CommittedNetwork | None = None  # as the last evaluation that a commit waited for had it
+        self._beside: asyncio.Task[None] | None = None  # evaluates a copy
         self._snapshot_at = self._opened_at = time.monotonic()
         self._traffic = (0, 0)
 
@@ -88,23 +90,61 @@ class Commits:
         )
 
     async def evaluate(self, command: protocol.Evaluate) -> None:
-        """Evaluate and write the committed network while the next round trains; it does not change meanwhile."""
-        accuracy = await self._evaluator.run(self._subnet_loss) if command.evaluate else None
+        """Evaluate and write the committed network while the next round trains; it does not change until Evaluated.
+
+        Where nothing depends on the scores, a copy is evaluated, unless the one before still is: the next evaluation
+        takes the place of one that is late.
+        """
+        if command.waits:
+            await self._evaluate(command)
+            return
+        if self._beside is None or self._beside.done():
+            await self._evaluate_beside(command)
+        self._run.handle(protocol.Evaluated(now=time.monotonic(), accuracy=None, measured=False))
+
+    async def _evaluate(self, command: protocol.Evaluate) -> None:
+        if self._beside is not None:
+            await asyncio.wait([self._beside])  # a failure of it ends the run
+        self._committed = network = await self._evaluator.committed(self._subnet_loss, copy=False)
+        if command.evaluate:
+            await self._evaluator.run(network)
         if command.snapshot:
-            await self._evaluator.estimate()
-            await self._run.directory.snapshot()
-            self._snapshot_at = time.monotonic()
-        latest, watch = self._evaluator.score, self._evaluator.watch
-        score = latest.of(watch.metric) if command.evaluate and latest and watch else None
+            await self._snapshot(network)
+        latest, watch = self._evaluator.score if command.evaluate else None, self._evaluator.watch
+        accuracy = latest.accuracy if latest else None
+        score = latest.of(watch.metric) if latest and watch else None
         now = time.monotonic()
         self._run.handle(protocol.Evaluated(now=now, accuracy=accuracy, measured=command.evaluate, score=score))
+
+    async def _evaluate_beside(self, command: protocol.Evaluate) -> None:
+        """Begin to evaluate a copy of the network; of a snapshot, only what a run is resumed from is written now."""
+        network = await self._evaluator.committed(self._subnet_loss, copy=True)
+        if command.snapshot:
+            await self._run.directory.snapshot_network()
+            self._snapshot_at = time.monotonic()
+
+        async def evaluate_copy() -> None:
+            if command.evaluate:
+                await self._evaluator.run(network)
+            if command.snapshot:
+                await asyncio.to_thread(network.estimate)
+                await self._run.directory.complete_snapshot(network.round, network.module)
+
+        self._beside = self._run.spawn(evaluate_copy())
+
+    async def _snapshot(self, network: CommittedNetwork) -> None:
+        """Write the committed network, with the buffers that are estimated for it."""
+        await asyncio.to_thread(network.estimate)
+        await self._run.directory.snapshot()
+        self._snapshot_at = time.monotonic()
 
     async def keep_score(self, command: protocol.KeepScore) -> None:
         """Record what tells the best network, and keep this one if it is the best so far."""
         directory, watch = self._run.directory, self._evaluator.watch
         assert watch is not None
+        assert self._committed is not None
         if command.best:
-            await self._evaluator.estimate()
+            await asyncio.to_thread(self._committed.estimate)
         await directory.keep_score(command.score, best=command.best)
         if command.best:
             self._snapshot_at = time.monotonic()

@@ -166,8 +166,9 @@ class Coordinator:
         opened = self._run.state = await open_epoch(self._run, self._sizing, self._evaluation.watch)
         self._commits.open_round(opened.opened_at)
         if opened.evaluating:
-            snapshot = opened.stage is table.RunStage.LAST_EVALUATION
-            self._spawn(self._commits.evaluate(protocol.Evaluate(evaluate=True, snapshot=snapshot)))
+            last = opened.stage is table.RunStage.LAST_EVALUATION
+            waits = last or opened.rules.depends_on_scores
+            self._spawn(self._commits.evaluate(protocol.Evaluate(evaluate=True, snapshot=last, waits=waits)))
         self._handle(protocol.ClockTick(now=time.monotonic()))
 
     async def _until_done(self) -> str:

@@ -1,4 +1,4 @@
-"""Evaluates the committed network on test data, and compares its training loss with its subnets'."""
+"""Evaluates committed networks on test data, and compares their training loss with their subnets'."""
 
 from __future__ import annotations
 
@@ -23,13 +23,51 @@ from idletrain.rounds.table import Watch
 OnEvaluate = Callable[[nn.Module, Mapping[str, float | None]], object]
 
 
+class CommittedNetwork:
+    """The committed network as it is now; or a copy of it, which no later commit changes.
+
+    Args:
+        run: The run.
+        began: Its module before training.
+        subnet_loss: Mean training loss of the committed round's subnets, or None if it is not known.
+        copy: Whether to copy it.
+
+    Attributes:
+        round: Committed rounds.
+        network: Its values.
+        module: The module with these values; its buffers are set by `estimate`.
+        subnets: The next round's subnets.
+    """
+
+    def __init__(self, run: RunContext, began: nn.Module, subnet_loss: float | None, *, copy: bool) -> None:
+        self._program, self._began, self.subnet_loss, directory = run.program, began, subnet_loss, run.directory
+        self.round, self.subnets = directory.round, directory.subnets
+        self.network = directory.network.copy_of_values() if copy else directory.network
+        self.module = assembled(began, self.network.averaged) if copy else directory.module
+        self._estimated = False
+
+    def estimate(self) -> None:
+        """Give the module its buffers: those that travel, and statistics of the data."""
+        if not self._estimated:
+            set_buffers(self.module, self._began, self._program, self.network.averaged)
+            self._estimated = True
+
+    def training_module(self) -> nn.Module:
+        """Return the network that training goes on from, of which `module` may be an average."""
+        if self._program.training.ema is None:
+            return self.module
+        module = assembled(self._began, self.network.values)
+        set_buffers(module, self._began, self._program, self.network.values)
+        return module
+
+
 class Evaluator:
-    """The committed network's scores.
+    """The scores of committed networks.
 
     Args:
         run: The run.
         prepared: Its module, test data and metrics.
-        on_evaluate: Called with a copy of the network and its scores, from a thread; the next commit waits for it.
+        on_evaluate: Called with a copy of each network that is evaluated and its scores, from a thread.
 
     Attributes:
         score: The latest score, or None.
@@ -40,90 +78,68 @@ class Evaluator:
         self._run, self._test, self._began = run, prepared.test, prepared.module
         self._metrics, self._on_evaluate, self.watch = prepared.metrics, on_evaluate, watch_of(run.job.stop, prepared)
         self._faulty: set[str] = set()
-        self._module, self._estimated_round = run.directory.module, -1
         self._warned = False
         self.score: Score | None = None
 
-    async def run(self, subnet_loss: float | None) -> float | None:
-        """Evaluate and record the result; return the accuracy, or None without test data.
+    async def committed(self, subnet_loss: float | None, *, copy: bool) -> CommittedNetwork:
+        """Return the committed network or a copy of it; no commit must run meanwhile (see `CommittedNetwork`)."""
+        return await asyncio.to_thread(CommittedNetwork, self._run, self._began, subnet_loss, copy=copy)
 
-        Args:
-            subnet_loss: Mean training loss of the committed round's subnets, or None if it is not known.
-        """
-        started, accuracy = time.monotonic(), None
-        self.score, warning, tallies = await asyncio.to_thread(self._evaluate, subnet_loss)
-        seconds, number = time.monotonic() - started, self._run.directory.round
+    async def run(self, of: CommittedNetwork) -> None:
+        """Evaluate a network and record the result."""
+        started = time.monotonic()
+        self.score, warning, tallies = await asyncio.to_thread(self._evaluate, of)
         if self.score:
-            accuracy = self.score.accuracy
-            self._run.record("evaluated", round=number, **asdict(self.score), seconds=seconds)
+            seconds = time.monotonic() - started
+            self._run.record("evaluated", round=of.round, **asdict(self.score), seconds=seconds)
         if warning:
             self._warned = True
-            self._run.record("warning", round=number, reason=warning)
-        self._warn_of(tallies)
-        return accuracy
+            self._run.record("warning", round=of.round, reason=warning)
+        self._warn_of(tallies, of.round)
 
-    def _warn_of(self, tallies: Sequence[Tally]) -> None:
+    def _warn_of(self, tallies: Sequence[Tally], round_: int) -> None:
         """Record, once a metric, that it is no number."""
         faults = {tally.name: tally.fault for tally in tallies if tally.fault}
         if self.watch and self.score and self.watch.metric not in faults and self.score.of(self.watch.metric) is None:
             faults[self.watch.metric] = f"{self.watch.metric} is no number on the test data"
         for name in faults.keys() - self._faulty:
             what = " and counts as no better" if self.watch and self.watch.metric == name else "; check its arguments"
-            self._run.record("warning", round=self._run.directory.round, reason=f"{faults[name]}{what}")
+            self._run.record("warning", round=round_, reason=f"{faults[name]}{what}")
         self._faulty |= faults.keys()
 
-    async def estimate(self) -> None:
-        """Give the directory's module the buffers of the committed network, for a snapshot of it."""
-        await asyncio.to_thread(self._estimate)
-
-    def _estimate(self) -> None:
-        if self._estimated_round != self._run.directory.round:
-            set_buffers(self._module, self._began, self._run.program, self._run.directory.network.averaged)
-            self._estimated_round = self._run.directory.round
-
-    def _evaluate(self, subnet_loss: float | None) -> tuple[Score | None, str | None, Sequence[Tally]]:
-        program, directory = self._run.program, self._run.directory
-        compared, tallies = subnet_loss if not self._warned else None, [Tally(metric) for metric in self._metrics]
+    def _evaluate(self, of: CommittedNetwork) -> tuple[Score | None, str | None, Sequence[Tally]]:
+        program = self._run.program
+        compared, tallies = of.subnet_loss if not self._warned else None, [Tally(metric) for metric in self._metrics]
         if self._test is None and compared is None and self._on_evaluate is None:
             return None, None, ()
-        self._estimate()
+        of.estimate()
         samples = program.source.open()
         try:
-            result = score(self._module, self._test.open(), program.loss, tallies) if self._test else None
+            result = score(of.module, self._test.open(), program.loss, tallies) if self._test else None
         except JobError as error:
             raise RunError(f"evaluating fails: {error}; fix it, and go on with resume") from error
         if self._on_evaluate:
-            self._call_back(self._on_evaluate, result)
+            _call_back(self._on_evaluate, of, result)
         if compared is None or program.output:  # a very wide output's subnets have losses over other labels
             return result, None, tallies
-        losses = assembly.training_loss(self._committed(), samples, program), compared
-        return result, assembly.warning(program, directory.network, directory.subnets, losses), tallies
+        losses = assembly.training_loss(of.training_module(), samples, program), compared
+        return result, assembly.warning(program, of.network, of.subnets, losses), tallies
 
-    def _committed(self) -> nn.Module:
-        """Return the network that training goes on from, of which the directory's module may be an average."""
-        if self._run.program.training.ema is None:
-            return self._module
-        values = self._run.directory.network.values
-        module = assembled(self._began, values)
-        set_buffers(module, self._began, self._run.program, values)
-        return module
 
-    def _call_back(self, on_evaluate: OnEvaluate, result: Score | None) -> None:
-        """Call the user's function with a copy of the network, which may change it without harm.
+def _call_back(on_evaluate: OnEvaluate, of: CommittedNetwork, result: Score | None) -> None:
+    """Call the user's function with a copy of a network, which may change it without harm.
 
-        Raises:
-            RunError: it raised something.
-        """
-        scores: dict[str, float | None] = {"round": self._run.directory.round}
-        if result:
-            scores |= {name: value for name, value in asdict(result).items() if name != "metrics"} | dict(
-                result.metrics
-            )
-        try:
-            with user_code("on_evaluate fails (", "); fix it, and go on with resume"):
-                on_evaluate(copied(self._module), scores)
-        except JobError as error:
-            raise RunError(str(error)) from error
+    Raises:
+        RunError: it raised something.
+    """
+    scores: dict[str, float | None] = {"round": of.round}
+    if result:
+        scores |= {name: value for name, value in asdict(result).items() if name != "metrics"} | dict(result.metrics)
+    try:
+        with user_code("on_evaluate fails (", "); fix it, and go on with resume"):
+            on_evaluate(copied(of.module), scores)
+    except JobError as error:
+        raise RunError(str(error)) from error
 
 
 def watch_of(stop: StopSettings, prepared: Prepared) -> Watch | None:

@@ -219,10 +219,16 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate the committed network and/or write a snapshot of it, then report Evaluated."""
+    """Evaluate the committed network and/or write a snapshot of it, then report Evaluated.
+
+    Attributes:
+        waits: Whether the next commit waits for the scores, on which it depends how the run goes on. Else Evaluated
+            means no more than that the network may change; a copy of it is evaluated, unless one still is.
+    """
 
     evaluate: bool
     snapshot: bool
+    waits: bool
 
 
 @dataclass(frozen=True, slots=True)

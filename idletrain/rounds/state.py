@@ -7,7 +7,7 @@ Whatever the order of events, a run ends, and a subnet of a round is accepted on
                 ▲                      │  lease expired, no step, worker gone, attempt ended, push refused
                 └──────────────────────┘  (the next attempt goes on from the latest progress checkpoint)
              a slow one is LEASED a second time to an idle worker under `reissue`; the first update wins
-    round:   TRAINING ──all staged, no evaluation running──► COMMITTING ──Committed──► TRAINING of the next round
+    round:   TRAINING ──all staged, network not in use──► COMMITTING ──Committed──► TRAINING of the next round
              `salvage` closes it early: checkpoints are stored as they are, subnets without one are ABSENT,
              and of an update in flight the rows that arrived are stored, if they are worth more than the checkpoint
 
@@ -164,7 +164,8 @@ def _on_committed(state: RoundState, event: Committed) -> Transition:
         return replace(state, round=done, stage=RunStage.DONE), (Finish("stopped"),)
     last = done == state.rules.rounds
     evaluate = last or done % state.rules.evaluate_every == 0
-    evaluations = (Evaluate(evaluate, event.snapshot_due or last),) if evaluate or event.snapshot_due else ()
+    waits = last or state.rules.depends_on_scores
+    evaluations = (Evaluate(evaluate, event.snapshot_due or last, waits),) if evaluate or event.snapshot_due else ()
     if last:
         return replace(state, round=done, stage=RunStage.LAST_EVALUATION, evaluating=True), evaluations
     if event.new_local_steps is not None:

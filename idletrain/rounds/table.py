@@ -216,6 +216,11 @@ class RoundRules:
     watch: Watch | None = None
     lockstep: bool = False
 
+    @property
+    def depends_on_scores(self) -> bool:
+        """Return whether evaluations decide how the run goes on, which must not depend on how long they take."""
+        return self.target is not None or self.watch is not None
+
 
 class HeldSubnet(NamedTuple):
     """A subnet that a worker holds, of the open round or of an earlier one that its attempt has outlived."""

@@ -299,8 +299,17 @@ def test_the_network_is_evaluated_every_so_many_rounds_when_a_snapshot_is_due_an
         if world.evaluation_due:
             world.evaluate()
     evaluations = [c for c in world.log if isinstance(c, Evaluate)]
-    assert evaluations == [Evaluate(False, True), Evaluate(True, False), Evaluate(True, True)]
+    assert evaluations == [Evaluate(False, True, False), Evaluate(True, False, False), Evaluate(True, True, True)]
     assert world.finished == "completed"
+
+
+@pytest.mark.parametrize("rules", [{"target": 0.9}, {"watch": Watch("loss", False)}], ids=["target", "best"])
+def test_commits_wait_for_scores_on_which_the_run_depends(rules: dict[str, Any]) -> None:
+    world = World(needs=(SMALL,), rounds=2, evaluate_every=1, **rules)
+    world.join("a")
+    world.finish_subnet(0)
+    world.commit()
+    assert [c.waits for c in world.log if isinstance(c, Evaluate)] == [True]
 
 
 def test_the_run_ends_when_the_target_accuracy_is_reached() -> None:

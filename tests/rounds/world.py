@@ -105,7 +105,7 @@ class World:
     def evaluate(self, accuracy: float | None = None, score: float | None = None) -> None:
         """Report an evaluation, or that a snapshot alone is written; a score that is due is kept."""
         self.evaluation_due = False
-        measured = next((c.evaluate for c in reversed(self.log) if isinstance(c, Evaluate)), True)
+        measured = next((c.evaluate and c.waits for c in reversed(self.log) if isinstance(c, Evaluate)), True)
         self.do(Evaluated, accuracy=accuracy, score=score, measured=measured)
         if self.score_due:
             self.keep_score()

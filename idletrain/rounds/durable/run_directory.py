@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from torch import nn
+
 from idletrain.errors import DamageError, RunError
 from idletrain.nn.evaluate import assembled
 from idletrain.nn.ist.schemes import SubnetPlace, SubnetSpec
@@ -209,13 +211,26 @@ class RunDirectory:
             await self._durably(positions.write)
 
     async def snapshot(self) -> None:
-        """Write the network, then remove old snapshots and the updates that only they needed."""
+        """Write the network and its module's state, then remove what is needed no more."""
+        await self.snapshot_network()
+        await self.complete_snapshot(self.round, self.module)
+
+    async def snapshot_network(self) -> None:
+        """Write the network, from which a run can be resumed; `complete_snapshot` writes what an export needs, too."""
         started, round_ = time.monotonic(), self.round
         await self._durably(lambda: snapshots.write(self.run_dir, round_, self.network, self._reached))
-        await self._durably(lambda: module_state.write(self.run_dir, round_, self.module))
+        self._record("snapshot", round=round_, seconds=time.monotonic() - started)
+
+    async def complete_snapshot(self, round_: int, module: nn.Module) -> None:
+        """Write a module's state beside the network, then remove old snapshots and the updates that only they needed.
+
+        Args:
+            round_: The snapshot's round.
+            module: The module with that network's values and buffers.
+        """
+        await self._durably(lambda: module_state.write(self.run_dir, round_, module))
         await self._durably(self._prune)
         self._reached("updates-pruned")
-        self._record("snapshot", round=round_, seconds=time.monotonic() - started)
 
     async def keep_score(self, score: float | None, *, best: bool) -> None:
         """Record the network's score; if it is the best, write its snapshot before and keep it until there is a better.
