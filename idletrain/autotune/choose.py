@@ -17,7 +17,8 @@ from idletrain.nn.program import Program
 from idletrain.observe.record_fields import ROUND_PARTS
 from idletrain.worker import encoding
 
-CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them `exchange`
+CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them `exchange`, `copies` and `finish_whole`
+COPIES = 2  # of every neuron, tried beside one: with more, a node has more of the network (benchmarks/finishing.py)
 Prepare = Callable[[Job], Prepared]
 
 
@@ -73,12 +74,33 @@ def choose_settings(
         return job, choice
     whole = [option for option in options if option.method == "local-sgd"]
     if choice.option.method != "local-sgd" and whole:
-        first, last = (_candidate(job, c, prepare) for c in (choice, forecast.choose_option(whole, fleet, allowed)))
-        if not job.training.exchange.loss and "finish_whole" not in given:
-            first = replace(first, choice=forecast.finished_whole(choice, options, fleet) or choice)
-        choice, why = learning_trial.pick([first, last], job.training.rounds, report)
+        last = _candidate(job, forecast.choose_option(whole, fleet, allowed), prepare)
+        choices = [choice, *_in_copies(job, choice, fleet, prepare)]
+        first = [_finishing(job, _candidate(job, each, prepare), options, fleet) for each in choices]
+        choice, why = learning_trial.pick([*first, last], job.training.rounds, report)
         choice = replace(choice, why=(why, *choice.why))
     return _with_choice(job, choice), choice
+
+
+def _in_copies(job: Job, choice: AutotuneChoice, fleet: FleetFigures, prepare: Prepare) -> Iterator[AutotuneChoice]:
+    """Yield a choice of ist with every neuron in COPIES subnets, if the job leaves that open and nodes have room."""
+    one = choice.option
+    if "copies" in job.training.model_fields_set or one.subnets <= COPIES:
+        return
+    prepared = [prepare(_with_choice(job, c)) for c in (choice, replace(choice, option=replace(one, copies=COPIES)))]
+    if not prepared[1].fallback and _fits(prepared[1].program, fleet.memory_bytes):
+        seconds = [step_time.step_seconds(each, step_time.typical(each.program), 0) for each in prepared]
+        scaled = one.step_seconds * seconds[1] / seconds[0]  # as nodes were timed with every neuron in one subnet
+        yield forecast.in_copies(choice, _option(prepared[1].program, one.pull, one.push, scaled), fleet)
+
+
+def _finishing(
+    job: Job, candidate: learning_trial.Candidate, options: list[TrainingOption], fleet: FleetFigures
+) -> learning_trial.Candidate:
+    """Return a candidate of ist that trains whole networks in the end, if the job leaves that open and nodes can."""
+    if job.training.exchange.loss or "finish_whole" in job.training.model_fields_set:
+        return candidate
+    return replace(candidate, choice=forecast.finished_whole(candidate.choice, options, fleet) or candidate.choice)
 
 
 def _with_choice(job: Job, choice: AutotuneChoice) -> Job:
@@ -177,9 +199,17 @@ def _by_wire(job: Job, variant: Variant, fleet: FleetFigures) -> Iterator[Traini
         program = replace(prepared.program, training=training.model_copy(update={"exchange": settings}))
         if free and variant.fits and not _fits(program, fleet.memory_bytes):  # encoding takes memory, too
             continue
-        plain = 4 * program.buffer_size(subnet, persistent=True)
-        down, up = (encoding.nbytes(program, subnet, direction) for direction in encoding.DIRECTIONS)
-        yield TrainingOption(training.method, training.subnets, pull, push, down, up, plain, seconds)
+        yield _option(program, pull, push, seconds)
+
+
+def _option(program: Program, pull: str, push: str, step_seconds: float) -> TrainingOption:
+    """Return a program's option with the bytes of its subnets."""
+    training, subnet = program.training, step_time.typical(program)
+    plain = 4 * program.buffer_size(subnet, persistent=True)
+    down, up = (encoding.nbytes(program, subnet, direction) for direction in encoding.DIRECTIONS)
+    return TrainingOption(
+        training.method, training.subnets, pull, push, down, up, plain, step_seconds, training.copies
+    )
 
 
 def choice_lines(choice: AutotuneChoice) -> list[str]:

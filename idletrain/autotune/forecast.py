@@ -22,7 +22,8 @@ TRIED_STEPS = (1, 2, 5, 10, 25, 50, 100)
 MAX_STEPS = {"ist": 100, "local-sgd": 50}
 # Local steps of a subnet that are worth one step of the whole network: as many as there are subnets, and beyond three
 # subnets growing with the square root only (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight
-# 1,000 to 200; results/autotune.json: sixteen take 1.3 to 1.5 times the rounds of eight).
+# 1,000 to 200; results/autotune.json: sixteen take 1.3 to 1.5 times the rounds of eight). With every neuron in several
+# of them, as if there were as many times fewer: in all of them they are whole networks.
 ROOT_FROM = 3
 AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
 CODED_BYTES_PER_SECOND = 0.6e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
@@ -96,6 +97,7 @@ class TrainingOption:
         up_bytes: Bytes of the largest subnet's push, encoded.
         plain_bytes: Bytes of the largest subnet in float32.
         step_seconds: Seconds of one local step on the slowest node while all compute.
+        copies: Subnets that have a neuron.
     """
 
     method: str
@@ -106,6 +108,7 @@ class TrainingOption:
     up_bytes: int
     plain_bytes: int
     step_seconds: float
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -160,9 +163,10 @@ class AutotuneChoice:
     @property
     def name(self) -> str:
         """The method's name for people."""
-        if self.finish:
-            return f"{self.option.method} with its last {FINISH_SHARE:.0%} whole"
-        return "data parallel" if is_data_parallel(self.option.method, self.local_steps) else self.option.method
+        if is_data_parallel(self.option.method, self.local_steps):
+            return "data parallel"
+        copies = f" in {self.option.copies} copies" if self.option.copies > 1 else ""
+        return f"{self.option.method}{copies}" + (f" with its last {FINISH_SHARE:.0%} whole" if self.finish else "")
 
     @property
     def round_seconds(self) -> float:
@@ -234,7 +238,7 @@ def progress(option: TrainingOption, local_steps: int, fleet: FleetFigures) -> f
 
 
 def _progress(option: TrainingOption, local_steps: int, expected: RoundForecast) -> float:
-    subnets = option.subnets
+    subnets = option.subnets / option.copies
     step_worth = 1 / min(subnets, math.sqrt(ROOT_FROM * subnets)) if option.method == "ist" else 1.0
     return local_steps * step_worth / expected.round
 
@@ -263,6 +267,20 @@ def choose_option(
     option, steps = best
     choice = AutotuneChoice(option, steps, forecast_round(option, steps, fleet), ())
     return replace(choice, why=tuple(_reasons(choice, fleet, tried, wires)))
+
+
+def in_copies(choice: AutotuneChoice, option: TrainingOption, fleet: FleetFigures) -> AutotuneChoice:
+    """Return a choice of ist with every neuron in several subnets.
+
+    Args:
+        choice: The choice with every neuron in one.
+        option: Its option in copies.
+        fleet: Speeds of the nodes.
+    """
+    expected = forecast_round(option, choice.local_steps, fleet)
+    times = expected.round / choice.expected.round
+    reason = f"every neuron is in {option.copies} subnets of a round, which takes {times:.2g} x the time"
+    return replace(choice, option=option, expected=expected, why=(*choice.why, reason))
 
 
 def finished_whole(
@@ -313,6 +331,7 @@ def training_settings(choice: AutotuneChoice) -> dict[str, Any]:
     return {
         "method": option.method,
         "subnets": option.subnets,
+        "copies": option.copies,
         "local_steps": choice.local_steps,
         "finish_whole": FINISH_SHARE if choice.finish else 0.0,
         "exchange": {"pull": option.pull, "push": option.push},

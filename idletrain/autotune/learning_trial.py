@@ -98,13 +98,16 @@ def pick(
     """Return the settings to take among candidates, and why in a sentence.
 
     Args:
-        candidates: The one with the fastest forecast, then others.
+        candidates: The one with the fastest forecast, then others; local SGD, which counts more than those between,
+            last.
         rounds: Rounds of the run.
         report: Called with a line before the trial, which takes seconds; None for no trial.
     """
     if isinstance(candidates[0].prepared.program.source.open(), StreamSource):
         return _untried(candidates, "samples of a stream cannot be held out")
     seconds = comparison_seconds(candidates, rounds)
+    if not seconds and len(candidates) > 2:
+        return pick([candidates[0], candidates[-1]], rounds, report)
     if not seconds:
         return _untried(candidates, f"{PART_OF_RUN:.0%} of this run is too short to compare anything")
     *names, last = (candidate.choice.name for candidate in candidates)

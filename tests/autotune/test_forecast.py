@@ -177,6 +177,7 @@ def test_a_choice_is_settings_of_a_job() -> None:
     assert forecast.training_settings(choice) == {
         "method": "ist",
         "subnets": 8,
+        "copies": 1,
         "local_steps": choice.local_steps,
         "finish_whole": 0.0,
         "exchange": {"pull": "fp32", "push": "fp32"},

@@ -179,19 +179,36 @@ def test_a_job_that_leaves_the_method_open_is_tried_where_a_run_begins_and_told_
         "try_candidates",
         lambda candidates, _: [TrialResult(c, 3, loss) for c, loss in zip(candidates, losses, strict=True)],
     )
-    losses = [0.9, 0.5]
+    losses = [0.9, 0.8, 0.5]
     said: list[str] = []
     decided, choice = choose.choose_settings(job(rounds=5000), FLEET, said.append)
     assert decided.training.method == choice.option.method == "local-sgd"
     assert "held-out loss" in choice.why[0]
     assert said
-    losses[:] = [0.4, 0.5]
+    losses[:] = [0.4, 0.45, 0.5]
     decided, choice = choose.choose_settings(job(rounds=5000), FLEET, said.append)
-    assert (decided.training.method, decided.training.finish_whole) == ("ist", 0.2)
+    assert (decided.training.method, decided.training.copies, decided.training.finish_whole) == ("ist", 1, 0.2)
     assert choose.choice_lines(choice)[1].startswith("  then expected ")
     assert choice.why[-1].startswith("the last 20% of the rounds train whole networks, which takes ")
     decided, _ = choose.choose_settings(job(rounds=5000, finish_whole=0.0), FLEET, said.append)
     assert (decided.training.method, decided.training.finish_whole) == ("ist", 0.0)
     planned, choice = choose.choose_settings(job(rounds=5000), FLEET)
     assert planned.training.method == "ist"
-    assert "first tries ist with its last 20% whole and local-sgd for" in choice.why[0]
+    tried = "ist with its last 20% whole, ist in 2 copies with its last 20% whole and local-sgd"
+    assert f"first tries {tried} for" in choice.why[0]
+    losses[:] = [0.45, 0.4, 0.5]
+    decided, choice = choose.choose_settings(job(rounds=5000), FLEET, said.append)
+    assert (decided.training.method, decided.training.copies, decided.training.finish_whole) == ("ist", 2, 0.2)
+    assert any(reason.startswith("every neuron is in 2 subnets of a round, which takes ") for reason in choice.why)
+    losses[:] = [0.45, 0.5]
+    for given in ({"copies": 3, "method": "ist"}, {"subnets": 2}):
+        decided, choice = choose.choose_settings(job(rounds=5000, **given), FLEET, said.append)
+        assert decided.training.copies == given.get("copies", 1)
+
+
+def test_a_trial_of_three_that_is_too_short_leaves_the_one_in_copies_out() -> None:
+    three = [candidate("ist"), candidate("ist", copies=2), candidate("local-sgd")]
+    rounds = next(n for n in range(1, 10_000) if learning_trial.comparison_seconds([three[0], three[2]], n))
+    assert not learning_trial.comparison_seconds(three, rounds)
+    _, why = learning_trial.pick(three, rounds, None)
+    assert "first tries ist and local-sgd for" in why
