@@ -17,7 +17,7 @@ from idletrain.quantities import parse_bytes
 from idletrain.strict_settings import Count, Seconds, StrictSettings
 
 # Settings of training that are chosen for the fleet when a job leaves them out.
-OPEN_SETTINGS = ("method", "subnets", "local_steps", "finish_whole", "exchange")
+OPEN_SETTINGS = ("method", "subnets", "copies", "local_steps", "finish_whole", "exchange")
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"  # a DNS label: it also names buckets and instances
 
 

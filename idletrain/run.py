@@ -344,7 +344,8 @@ def _first_job(job: Job) -> Job:
     try:
         return read_job(job.run_dir)
     except DamageError:
-        settled = job.training.model_fields_set.issuperset(OPEN_SETTINGS) and job.model.args.get("sampler") != "auto"
+        given = job.training.model_fields_set | {"copies"}  # which are chosen only with the method
+        settled = given.issuperset(OPEN_SETTINGS) and job.model.args.get("sampler") != "auto"
         if not settled:
             raise
         return job

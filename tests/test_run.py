@@ -131,6 +131,11 @@ def test_what_a_launch_chose_a_resumption_takes_as_it_was(tmp_path: Path) -> Non
         "bf16",
     )
     assert training.rounds == 500
+    cut = {"method": "ist", "subnets": 4, "copies": 2, "local_steps": 25, "finish_whole": 0.2, "rounds": 500}
+    existing(tmp_path / "cut", training=cut)
+    again = job(tmp_path / "cut", training={"rounds": 500})
+    check_run(again, RunOptions(resume=True))
+    assert (settle(again).training.copies, settle(again).training.finish_whole) == (2, 0.2)
     assert settle(job(tmp_path / "new", training={"rounds": 500})).training.method == "ist"
 
 

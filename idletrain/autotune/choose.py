@@ -207,9 +207,7 @@ def _option(program: Program, pull: str, push: str, step_seconds: float) -> Trai
     training, subnet = program.training, step_time.typical(program)
     plain = 4 * program.buffer_size(subnet, persistent=True)
     down, up = (encoding.nbytes(program, subnet, direction) for direction in encoding.DIRECTIONS)
-    return TrainingOption(
-        training.method, training.subnets, pull, push, down, up, plain, step_seconds, training.copies
-    )
+    return TrainingOption(training.method, training.subnets, pull, push, down, up, plain, step_seconds, training.copies)
 
 
 def choice_lines(choice: AutotuneChoice) -> list[str]:

@@ -76,6 +76,12 @@ def test_part_of_it_may_be_said() -> None:
     assert (decided.training.exchange.pull, decided.training.exchange.push) == ("bf16", "fp32")
 
 
+def test_a_job_that_went_to_another_machine_as_plain_values_leaves_the_same_open() -> None:
+    keys = {variant.key for variant in choose.variants(job(), 2, 1 << 30)}
+    assert {variant.key for variant in choose.variants(parse_job(job().as_tree()), 2, 1 << 30)} == keys
+    assert len({key.split()[0] for key in keys}) == 2
+
+
 def test_a_network_that_is_to_be_cut_by_depth_is_not_trained_whole() -> None:
     model = {"factory": "tests.chaos.residual_network:build", "split": "blocks"}
     by_depth = parse_job({"name": "t", "model": model, "data": {"name": "digits"}})
