@@ -12,7 +12,7 @@ demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which 
 	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
 
 test: $(READY)  ## the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # the longest files first
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20  # the longest files first
 
 chaos: $(READY)  ## an hour of random faults of every kind, beside the suite's own; not in CI
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m tests.chaos.storm --json benchmarks/results/storm.json

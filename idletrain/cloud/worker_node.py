@@ -19,8 +19,8 @@ import psutil
 from idletrain.cloud.account import Announcement, CloudMachine, NoMetadataError
 from idletrain.cloud.machines import TAG
 from idletrain.cloud.workdir import unpack
+from idletrain.cluster import local
 from idletrain.cluster.identity import Identity
-from idletrain.cluster.local import LocalFleet
 from idletrain.errors import RunError
 from idletrain.storage import S3Prefix
 
@@ -45,6 +45,7 @@ async def serve(machine: CloudMachine, memory_bytes: int | None, slots: int | No
     Raises:
         RunError: the head node does not come up.
     """
+    local.warm_up()  # while the head boots
     tags = machine.tags()
     scheduler, run = tags[TAG + "scheduler"], tags[TAG + "run"]
     account = machine.account()
@@ -55,7 +56,7 @@ async def serve(machine: CloudMachine, memory_bytes: int | None, slots: int | No
     count = slots or slots_in(memory_bytes, int(tags[TAG + "slot-bytes"]), int(tags[TAG + "slots"]))
     options = identity.write(directory / "identity")
     await _wait_for_scheduler(scheduler)
-    fleet = LocalFleet(scheduler, memory_bytes // count, directory / "logs", machine.instance_id(), options)
+    fleet = local.LocalFleet(scheduler, memory_bytes // count, directory / "logs", machine.instance_id(), options)
     try:
         fleet.start(count)
         await _until_taken(fleet, machine, count)
@@ -69,7 +70,7 @@ def slots_in(memory_bytes: int, slot_bytes: int, max_slots: int) -> int:
     return max(1, min(max_slots, memory_bytes // slot_bytes, psutil.cpu_count() or 1))
 
 
-async def _until_taken(fleet: LocalFleet, machine: CloudMachine, count: int) -> None:
+async def _until_taken(fleet: local.LocalFleet, machine: CloudMachine, count: int) -> None:
     """Watch the workers and the cloud's notices; return once the workers have ended or are drained."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -101,7 +102,7 @@ async def _send_last_words(text_by_worker: Mapping[str, str], scheduler: str, id
                 await remote.log_event(topic="idletrain", msg={"action": "last-words", "name": name, "text": text})
 
 
-async def _watch(machine: CloudMachine, fleet: LocalFleet, stop: asyncio.Event) -> None:
+async def _watch(machine: CloudMachine, fleet: local.LocalFleet, stop: asyncio.Event) -> None:
     """Set `stop` upon an interruption notice; report the first rebalance recommendation to the head node."""
     warned = False
     while not stop.is_set():

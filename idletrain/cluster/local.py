@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from idletrain.cluster import owned_process
+from idletrain.cluster import worker_processes
 from idletrain.storage import make_private, owner_only
 
 REPLACE_SECONDS = 3.0  # pause before a lost worker is replaced: a spot request is filled no sooner
@@ -46,7 +47,7 @@ class LocalFleet:
     ) -> None:
         self._scheduler, self.logs, self._name = scheduler, logs, f"{name}-{os.getpid()}"
         self._options = ("--memory", str(memory_bytes), *options)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, worker_processes.ForkedWorker | subprocess.Popen[bytes]] = {}
         self._numbers = itertools.count()
         self._started_at = 0.0
         make_private(logs)
@@ -97,20 +98,26 @@ class LocalFleet:
 
     def _start_one(self) -> str:
         name = f"{self._name}-{next(self._numbers)}"
-        command = owned_process.command("idletrain", "worker", self._scheduler, "--name", name, *self._options)
-        # Workers can import all that the head can, such as a script's own folder.
-        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment = {**os.environ, **WORKER_ENVIRONMENT, **paths}
-        self._started_at = time.monotonic()
-        with open(self.logs / f"{name}.log", "wb", opener=owner_only) as log:
-            self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+        self._started_at, log = time.monotonic(), self.logs / f"{name}.log"
+        with open(log, "wb", opener=owner_only):
+            arguments = ("worker", self._scheduler, "--name", name, *self._options)
+        self._processes[name] = worker_processes.start(arguments, log, _environment())
         return name
 
     def _signal(self, ids: Collection[str], number: signal.Signals) -> None:
         for name in self.alive() & frozenset(ids):
             self._processes[name].send_signal(number)
+
+
+def warm_up() -> None:
+    """Import meanwhile what workers will need, in the process that starts them."""
+    with contextlib.suppress(OSError):  # which the first worker reports
+        worker_processes.warm_up(_environment())
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of workers, who can import all that the head can, such as a script's own folder."""
+    return {**os.environ, **WORKER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def last_lines(log: Path) -> str:

@@ -39,6 +39,7 @@ class LocalProcesses:
 
         They speak TLS with certificates of the run's own: every user of this machine can connect to its ports.
         """
+        local.warm_up()
         async with (
             access.issued(job.run_dir, job.name) as (identity, options),
             dask_scheduler.started(job.run_dir, identity=identity) as address,

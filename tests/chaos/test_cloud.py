@@ -27,7 +27,7 @@ from rehearsal import Sandbox
 
 from idletrain.cloud import launcher, record
 from idletrain.cloud.aws.account import Account
-from idletrain.cluster import certificates
+from idletrain.cluster import certificates, warm_parent
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.storage import S3Prefix
@@ -130,7 +130,7 @@ def take(run: Launcher, instance: str) -> None:
 
 def kill(run: Launcher, instance: str) -> None:
     for process in processes(run.cloud, instance):
-        if "worker" in process.cmdline():
+        if process.name() == warm_parent.TITLE:
             process.kill()
 
 

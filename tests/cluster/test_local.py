@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_nodes_that_end_as_soon_as_they_start_are_reported_once_with_where_to_lo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "REPLACE_SECONDS", 0.0)
-    monkeypatch.setattr(local.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     reasons: list[str] = []
 
     async def check() -> None:
@@ -67,19 +68,30 @@ def test_nodes_that_end_as_soon_as_they_start_are_reported_once_with_where_to_lo
 
 def test_who_ended_by_itself_left_the_last_lines_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     talker = tmp_path / "talker"
-    talker.write_text("#!/bin/sh\nfor n in $(seq 2000); do echo line $n; done\nexit 9\n")
+    talker.write_text("#!/bin/sh\nfor n in $(seq 2000); do echo line $n >&2; done\nexit 9\n")
     talker.chmod(0o700)
 
     async def check() -> None:
         async with fleet(tmp_path / "logs") as nodes:
             nodes.start(1)
             assert nodes.last_words() == {}
-            monkeypatch.setattr(local.sys, "executable", str(talker))
+            monkeypatch.setattr(sys, "executable", str(talker))
             (failing,) = nodes.start(1)
             while failing in nodes.alive():
                 await asyncio.sleep(0.01)
             last = range(2001 - local.LOG_LINES, 2001)
             assert nodes.last_words() == {failing: "\n".join(f"line {n}" for n in last)}
+
+    asyncio.run(check())
+
+
+def test_a_worker_s_own_fault_is_in_its_log(tmp_path: Path) -> None:
+    async def check() -> None:
+        made = LocalFleet("nowhere", 1 << 28, tmp_path / "logs", options=("--no-such-option",))
+        (failing,) = made.start(1)
+        while failing in made.alive():
+            await asyncio.sleep(0.01)
+        assert made.last_words() == {failing: "idletrain: No such option: --no-such-option; see idletrain --help"}
 
     asyncio.run(check())
 

@@ -1,0 +1,171 @@
+"""Workers are forks of one warm parent, and yet processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from distributed import Client
+
+from idletrain.cluster import dask_scheduler, warm_parent, worker_processes
+from idletrain.cluster.worker_processes import ForkedWorker
+
+Start = Callable[..., ForkedWorker]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a worker of a scheduler, by default of one that never answers: it waits. No parent was there before."""
+    numbers, parents = itertools.count(), dict[Any, Any]()
+    monkeypatch.setattr(worker_processes, "_parents", parents)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nowhere = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+
+        def started(scheduler: str = nowhere, *options: str, **variables: str) -> ForkedWorker:
+            log = tmp_path / f"{next(numbers)}.log"
+            log.touch()
+            worker = worker_processes.start(("worker", scheduler, *options), log, {**os.environ, **variables})
+            assert isinstance(worker, ForkedWorker)
+            return worker
+
+        yield started
+        for parent in parents.values():
+            parent.close()
+
+
+def eventually(check: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def parent_of(worker: ForkedWorker) -> psutil.Process:
+    parent = psutil.Process(worker.pid).parent()
+    assert parent is not None
+    return parent
+
+
+def about() -> tuple[Any, ...]:
+    """What a worker says of its process."""
+    import random
+
+    own = os.getpid()
+    return os.getcwd(), os.environ["MARK"], "somewhere" in sys.path, os.getsid(0) == own, random.random()  # noqa: PTH109
+
+
+def test_each_has_its_own_session_environment_folder_path_and_chance(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("somewhere")
+
+    async def ask() -> dict[str, Any]:
+        async with dask_scheduler.started(tmp_path) as address:
+            (tmp_path / "numpy.py").write_text("raise RuntimeError('a stranger')")  # the parent imports none from here
+            workers = [start(address, "--name", mark, MARK=mark) for mark in ("one", "two")]
+            async with Client(address, asynchronous=True) as client:
+                await client.wait_for_workers(2, timeout=60)
+                said = await client.run(about)
+            assert {psutil.Process(worker.pid).name() for worker in workers} == {warm_parent.TITLE}
+            assert parent_of(workers[0]) == parent_of(workers[1])
+            for worker in workers:
+                worker.send_signal(signal.SIGTERM)
+            assert [worker.wait() for worker in workers] == [0, 0]
+            return dict(said)
+
+    (one, two) = sorted(asyncio.run(ask()).values(), key=lambda said: said[1])
+    assert one[:4] == (str(tmp_path), "one", True, True)
+    assert two[:4] == (str(tmp_path), "two", True, True)
+    assert one[4] != two[4]
+
+
+def test_a_second_one_starts_without_imports(start: Start) -> None:
+    first = start()
+    eventually(lambda: first.pid)
+    imported = parent_of(first).cpu_times()
+    second = start()
+    spent = psutil.Process(second.pid).cpu_times()
+    assert spent.user + spent.system < (imported.user + imported.system) / 10
+
+
+def test_how_one_ended_is_known(start: Start, tmp_path: Path) -> None:
+    killed, wrong = start(), start("nowhere", "--no-such-option")
+    assert killed.poll() is None
+    killed.send_signal(signal.SIGKILL)
+    assert (killed.wait(), wrong.wait()) == (-signal.SIGKILL, 2)
+    killed.send_signal(signal.SIGKILL)  # no error
+    assert (tmp_path / "1.log").read_text() == "idletrain: No such option: --no-such-option; see idletrain --help\n"
+
+
+def test_they_end_with_their_parent_and_another_takes_its_place(start: Start) -> None:
+    first, second = start(), start()
+    parent = parent_of(first)
+    parent.kill()
+    assert (first.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+    eventually(lambda: not psutil.pid_exists(second.pid))
+    assert parent_of(start()).pid != parent.pid
+
+
+def test_a_parent_ends_some_time_after_the_last_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_processes, "IDLE_SECONDS", 0.3)
+    first, second = start(), start()
+    parent = parent_of(first)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    time.sleep(0.6)
+    assert parent.is_running()
+    second.send_signal(signal.SIGKILL)
+    second.wait()
+    third = start()  # soon enough
+    assert parent_of(third) == parent
+    third.send_signal(signal.SIGKILL)
+    eventually(lambda: not parent.is_running())
+    assert parent_of(start()) != parent
+
+
+def test_what_is_read_on_import_makes_another_parent(start: Start) -> None:
+    first, other = start(), start(DASK_LOGGING__DISTRIBUTED="error")
+    assert parent_of(first) != parent_of(other)
+    assert parent_of(start(MARK="which nothing reads")) == parent_of(first)
+
+
+def test_a_parent_that_cannot_run_leaves_its_words_in_the_log(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'no such library' >&2\nexit 9\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    assert [start().wait(), start().wait()] == [9, 9]
+    assert [(tmp_path / f"{n}.log").read_text() for n in (0, 1)] == ["no such library\n"] * 2
+
+
+def test_a_fork_of_the_head_has_no_part_in_its_workers(start: Start) -> None:
+    start()
+    assert worker_processes._parents
+    if not (child := os.fork()):
+        os._exit(len(worker_processes._parents))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_system_that_forbids_forks_gets_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "another")
+    (tmp_path / "log").touch()
+    worker = worker_processes.start(("worker", "nowhere", "--no-such-option"), tmp_path / "log", os.environ)
+    assert isinstance(worker, subprocess.Popen)
+    assert worker.wait() == 2
+    assert "--no-such-option" in (tmp_path / "log").read_text()
