@@ -36,7 +36,7 @@ def settings_of(optimizer: str | Mapping[str, Any] | torch.optim.Optimizer, modu
         JobError: there is no such optimizer, or the instance has settings or parameters that cannot be used.
     """
     if isinstance(optimizer, str):
-        return _by_name(optimizer)
+        return _by_name(optimizer.lower())
     if isinstance(optimizer, Mapping):
         return dict(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):

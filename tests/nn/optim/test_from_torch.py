@@ -62,6 +62,7 @@ def test_a_name_means_torchs_defaults(name: str) -> None:
     OptimizerSettings.model_validate(settings)
     torchs = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}.get(name)
     if torchs:
+        assert settings_of(torchs, module) == settings
         assert settings == settings_of(getattr(torch.optim, torchs)(module.parameters()), module)
 
 
