@@ -25,6 +25,7 @@ def test_a_worker_that_sends_nothing_for_a_minute_is_killed_whatever_the_clock_d
     async def check() -> None:
         async with fleet(tmp_path / "logs") as nodes:
             silent, lively = nodes.start(2)
+            await asyncio.to_thread(nodes.pid, silent)  # it has started, so that a signal reaches it at once
             clock = itertools.count(1e9, -3600.0)  # it is set back at every sign of life
 
             async def known() -> list[SeenWorker]:
