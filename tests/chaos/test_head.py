@@ -107,13 +107,14 @@ def test_a_run_by_depth_goes_on_after_its_head_has_died_in_its_second_round(
     run.check(train_alone(run.job))
 
 
-def test_the_head_dies_while_its_workers_start(make_run: Callable[..., Run]) -> None:
+@pytest.mark.parametrize("workers", [0, 4], ids=["their parent imports", "they are forks of it"])
+def test_the_head_dies_while_its_workers_start(workers: int, make_run: Callable[..., Run]) -> None:
     run = make_run(rounds=1, nodes=4)
     head = run.launch()
-    until("processes of workers", lambda: (run.dir / "logs").exists() and len(list((run.dir / "logs").iterdir())) == 4)
-    time.sleep(1)
+    until("logs of workers", lambda: (run.dir / "logs").exists() and len(list((run.dir / "logs").iterdir())) == 4)
+    until("their processes", lambda: len(head.survivors()) >= 3 + workers)  # with the head, the scheduler, the parent
     family = head.survivors()
-    assert len(family) >= 6  # the head, the scheduler and four workers
+    assert not run.events("worker_joined")
     head.send(signal.SIGKILL)
     await_end(family, ORPHAN_SECONDS)
 
