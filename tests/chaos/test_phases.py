@@ -95,9 +95,10 @@ def test_members_of_lockstep_killed_in_both_phases_change_no_bit(
     head = run.launch()
     for round_, members in enumerate((3, 2)):
 
-        def all_marked(members: int = members) -> list[psutil.Process]:
+        def all_marked(members: int = members, round_: int = round_) -> list[psutil.Process]:
             assert head.running, head.text
-            held = marked(run)
+            busy = run.busy()
+            held = {worker for worker in marked(run) if worker in busy and busy[worker]["round"] == round_}
             return [p for at, p in run.workers().items() if at in held] if len(held) == members else []
 
         until(f"round {round_}", lambda round_=round_: len(run.records("commit")) >= round_)
