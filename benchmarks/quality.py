@@ -343,15 +343,15 @@ class Comparison:
         self._family, self._tiny, self._submit = (TINY if tiny else FAMILIES)[name], tiny, submit
         self._seeds = SEEDS[:1] if tiny else SEEDS
         self.costs: dict[str, dict[str, float]] = {}
-        self._asked: set[tuple[str, float, int]] = set()
+        self._submitted: set[tuple[str, float, int]] = set()
 
     def begin(self) -> dict[concurrent.futures.Future[Any], Comparison]:
-        """Ask for every method's cost, and for the first runs."""
-        asked = [self._submit(cost_of, self.name, method, tiny=self._tiny) for method in self._family.methods]
-        return dict.fromkeys(asked, self) | self._next()
+        """Submit every method's cost, and the first runs."""
+        costs = [self._submit(cost_of, self.name, method, tiny=self._tiny) for method in self._family.methods]
+        return dict.fromkeys(costs, self) | self._next()
 
-    def take(self, result: dict[str, Any]) -> dict[concurrent.futures.Future[Any], Comparison]:
-        """Take what a process returned, a run or a method's cost; return what is asked for next."""
+    def add(self, result: dict[str, Any]) -> dict[concurrent.futures.Future[Any], Comparison]:
+        """Add the result of a process, a run or a method's cost; return what is submitted next."""
         if "loss" in result:
             self.runs.append(result)
         else:
@@ -359,11 +359,11 @@ class Comparison:
         return self._next()
 
     def _next(self) -> dict[concurrent.futures.Future[Any], Comparison]:
-        """Ask for all runs that can begin and were not asked for before, those of most subnets first."""
+        """Submit all runs that can begin and were not submitted before, those of most subnets first."""
         wanted = {
             (method, rate, seed) for method in self._family.methods for rate, seed in self._wanted_of(method)
-        } - self._asked
-        self._asked |= wanted
+        } - self._submitted
+        self._submitted |= wanted
         longest = sorted(wanted, key=lambda one: (one[2], -METHODS[one[0]].subnets))
         return {self._submit(run_one, self.name, *self._numbers(*one), tiny=self._tiny): self for one in longest}
 
@@ -459,7 +459,7 @@ def compare(names: Sequence[str], *, tiny: bool, processes: int, seconds: float)
     while waiting and (left := deadline - time.monotonic()) > 0:
         done, _ = concurrent.futures.wait(waiting, left, concurrent.futures.FIRST_COMPLETED)
         for future in done:
-            waiting |= waiting.pop(future).take(future.result())
+            waiting |= waiting.pop(future).add(future.result())
     workers = list((pool._processes or {}).values())
     pool.shutdown(wait=False, cancel_futures=True)
     for worker in workers:

@@ -167,8 +167,7 @@ class Coordinator:
         self._commits.open_round(opened.opened_at)
         if opened.evaluating:
             last = opened.stage is table.RunStage.LAST_EVALUATION
-            waits = last or opened.rules.depends_on_scores
-            self._spawn(self._commits.evaluate(protocol.Evaluate(evaluate=True, snapshot=last, waits=waits)))
+            self._spawn(self._commits.evaluate(state.evaluation(opened.rules, snapshot=last, last=last)))
         self._handle(protocol.ClockTick(now=time.monotonic()))
 
     async def _until_done(self) -> str:

@@ -164,8 +164,10 @@ def _on_committed(state: RoundState, event: Committed) -> Transition:
         return replace(state, round=done, stage=RunStage.DONE), (Finish("stopped"),)
     last = done == state.rules.rounds
     evaluate = last or done % state.rules.evaluate_every == 0
-    waits = last or state.rules.depends_on_scores
-    evaluations = (Evaluate(evaluate, event.snapshot_due or last, waits),) if evaluate or event.snapshot_due else ()
+    snapshot = event.snapshot_due or last
+    evaluations = (
+        (evaluation(state.rules, evaluate=evaluate, snapshot=snapshot, last=last),) if evaluate or snapshot else ()
+    )
     if last:
         return replace(state, round=done, stage=RunStage.LAST_EVALUATION, evaluating=True), evaluations
     if event.new_local_steps is not None:
@@ -181,6 +183,11 @@ def _on_committed(state: RoundState, event: Committed) -> Transition:
         evaluating=bool(evaluations),
     )
     return opened, evaluations
+
+
+def evaluation(rules: RoundRules, *, evaluate: bool = True, snapshot: bool, last: bool) -> Evaluate:
+    """Return the command to evaluate and/or write the network, for whose scores the next commit waits if it must."""
+    return Evaluate(evaluate, snapshot, waits=last or rules.depends_on_scores)
 
 
 def _in_new_phase(state: RoundState, local_steps: int) -> RoundState:
