@@ -58,15 +58,24 @@ def on_worker_left(state: RoundState, event: WorkerLeft) -> Transition:
     cause = "notice" if worker.draining else "hang" if worker.hung else "kill"
     held = [(k, lease) for k, s in enumerate(state.subnets) for lease in s.leases if lease.worker == event.worker]
     state = replace(state, workers=others)
-    for k, lease in held:
+    suspects = [(k, lease) for k, lease in held if not lease.queued and lease.stored_steps == lease.base_steps]
+    if cause == "kill" and not suspects:
+        state = _without_deaths(state)
+    for k, lease in suspects if cause == "kill" else ():
         subnet = state.subnets[k]
-        if cause != "kill" or lease.queued or lease.stored_steps > lease.base_steps:
-            continue
         subnet = replace(subnet, deaths=(*subnet.deaths, (event.worker, lease.reported_steps)))
         state = with_subnet(state, k, subnet)
         if verdicts.is_deadly(subnet.deaths, able_workers(state, subnet)):
             return _ended(state, "deadly", k, tuple(name for name, _ in subnet.deaths))
     return lose_leases(state, ((k, lease.attempt) for k, lease in held), event.now, cause)
+
+
+def _without_deaths(state: RoundState) -> RoundState:
+    """Count deaths anew once a worker dies that was idle or made progress: somebody takes workers, no subnet does."""
+    for k, subnet in enumerate(state.subnets):
+        if subnet.deaths:
+            state = with_subnet(state, k, replace(subnet, deaths=()))
+    return state
 
 
 def on_notice(state: RoundState, event: NoticeReceived) -> Transition:

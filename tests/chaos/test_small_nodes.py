@@ -91,6 +91,7 @@ def test_what_needs_three_times_a_machine_s_memory_ends_in_the_bits_of_large_one
     done = [line for line in lines if line["kind"] == "attempt_ended" and line["ended"] == "done"]
     assert len(done) == 2 * job.training.rounds
     assert all(line["streamed"] for line in done)
-    assert not [line for line in lines if line["kind"] in ("lost", "waiting")]
+    trained = lines[lines.index(joined[-1]) :]  # a busy machine takes its time to start two
+    assert not [line for line in trained if line["kind"] in ("lost", "waiting")]
     ended = next(line for line in lines if line["kind"] == "run_ended")
     assert ended["params_sha256"] == train_alone(job)[job.training.rounds]

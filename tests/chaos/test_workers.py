@@ -209,7 +209,7 @@ def test_a_worker_at_risk_sends_its_state_to_the_head_and_goes_on(
     assert 0 < marked["steps"] < 100
     control.pace(0)
     assert head.exit_code() == 0, head.text
-    assert not run.events("lost")
+    assert not run.causes_of_loss()
     assert len(run.events("progress_saved")) == 1
 
 

@@ -26,6 +26,8 @@ ELSEWHERE = {
     "cloud.sandbox.cloud": "user data that a launch refuses where it is not base64",
     "cloud.sandbox.provider": "its own sandbox answers",
     "cluster.dask_scheduler": "its own head writes to it",
+    "cluster.warm_parent": "its own head writes to it",
+    "cluster.worker_processes": "its own process answers",
     "fabric.measuring.collective_process": "its own task writes to it",
     "fabric.measuring.tasks": "its own process answers",
     "observe.dashboard_feed": "the link of a scheduler that is already trusted",

@@ -180,6 +180,23 @@ def test_deaths_at_the_same_late_step_end_the_run_too() -> None:
     assert world.finished == "deadly"
 
 
+def test_where_other_workers_die_that_no_subnet_ends_they_are_taken_away() -> None:
+    """Somebody kills whoever is there, in the first step of one subnet again and again."""
+    world = World(needs=(SMALL, SMALL), local_steps=100)
+    world.join("m1:1", "m1:11")
+    for n in range(6):
+        die(world, 0)
+        world.send(Pushed, world.lease_of(1), steps=n + 1, update=False)
+        die(world, 1)  # after a stored step
+        die(world, 0)
+        world.join("m1:99")
+        world.do(WorkerLeft, worker="m1:99")  # idle
+    assert world.finished is None
+    for _ in range(3):
+        die(world, 0)
+    assert world.finished == "deadly"
+
+
 def beat(world: World, subnet: int, steps: int, doing: str = "train") -> Reply:
     return world.send(Heartbeat, world.lease_of(subnet), steps=steps, doing=doing)
 
