@@ -146,14 +146,31 @@ def take_turn(state: RoundState, lease: Lease, since: float) -> RoundState:
     if not lease.queued or worker is None or lease.attempt not in worker.attempts:
         return state
     first, *_ = worker.attempts
-    k = worker.attempts[first].number
-    expected = state.lease_of(k, first)
-    if expected and expected.doing == "wait":
-        state = with_subnet(state, k, state.subnets[k].with_lease(replace(expected, queued=True)))
     turn = worker.attempts[lease.attempt]
     trains = replace(lease, queued=False, granted_at=since)
     state = with_subnet(state, turn.number, state.subnets[turn.number].with_lease(trains))
-    return with_worker(state, lease.worker, replace(worker, attempts={lease.attempt: turn, **worker.attempts}))
+    state = with_worker(state, lease.worker, replace(worker, attempts={lease.attempt: turn, **worker.attempts}))
+    expected = state.lease_of(worker.attempts[first].number, first)
+    return _queued_last(state, expected) if expected and expected.doing == "wait" else state
+
+
+def yield_turn(state: RoundState, lease: Lease) -> RoundState:
+    """Return the state in which an attempt that says that it waits is queued behind the one that its worker trains."""
+    worker = state.workers.get(lease.worker)
+    if lease.queued or lease.doing != "wait" or worker is None or lease.attempt not in worker.attempts:
+        return state
+    leases = (state.lease_of(held.number, attempt) for attempt, held in worker.attempts.items())
+    trains = any(other and other.doing == "train" and not other.queued for other in leases)
+    return _queued_last(state, lease) if trains else state
+
+
+def _queued_last(state: RoundState, lease: Lease) -> RoundState:
+    worker = state.workers[lease.worker]
+    own = worker.attempts[lease.attempt]
+    queued = state.subnets[own.number].with_lease(replace(lease, queued=True))
+    others = {attempt: held for attempt, held in worker.attempts.items() if attempt != lease.attempt}
+    state = with_subnet(state, own.number, queued)
+    return with_worker(state, lease.worker, replace(worker, attempts={**others, lease.attempt: own}))
 
 
 def _avoided(subnet: SubnetState, others: Mapping[str, WorkerState]) -> frozenset[str]:

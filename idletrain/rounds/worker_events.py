@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from idletrain.exchange.messages import LeaseId, Reply
 from idletrain.rounds import verdicts
-from idletrain.rounds.assignment import QUARANTINE_AFTER, able_workers, free_slot, take_turn
+from idletrain.rounds.assignment import QUARANTINE_AFTER, able_workers, free_slot, take_turn, yield_turn
 from idletrain.rounds.lost_leases import lose_leases, overtake
 from idletrain.rounds.protocol import (
     AttemptEnded,
@@ -98,7 +98,7 @@ def on_heartbeat(state: RoundState, event: Heartbeat) -> Transition:
     trains, since = event.doing == "train" or event.steps > lease.reported_steps, lease.paced_at
     lease = replace(_with_steps(lease, event.steps, event.now), expires=event.now + state.rules.lease_seconds)
     state = with_subnet(state, k, state.subnets[k].with_lease(lease))
-    return take_turn(state, lease, since) if trains else state, (Respond(reply),)
+    return take_turn(state, lease, since) if trains else yield_turn(state, lease), (Respond(reply),)
 
 
 def on_pushed(state: RoundState, event: Pushed) -> Transition:

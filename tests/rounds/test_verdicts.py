@@ -279,6 +279,18 @@ def test_what_a_worker_trains_first_hangs_though_it_was_leased_second(report: st
     assert [(c.worker, c.cause) for c in world.log if isinstance(c, WorkerSick)] == [("a", "hang")]
 
 
+def test_what_waits_behind_one_that_was_leased_later_goes_to_a_worker_that_joins() -> None:
+    """Also where it says that it waits only after the other has begun."""
+    world = World(needs=(SMALL, SMALL), local_steps=100, workers=("a",))
+    world.do(ClockTick)
+    wait(world, 1, (0, 0, "move"), (1, 1, "train"))
+    assert [world.state.subnets[k].lease.queued for k in (0, 1)] == [False, False]
+    wait(world, 1, (0, 0, "wait"), (1, 2, "train"))
+    assert [world.state.subnets[k].lease.queued for k in (0, 1)] == [True, False]
+    world.join("b")
+    assert (world.running[-1].worker, world.running[-1].lease.subnet) == ("b", 0)
+
+
 def test_a_slow_worker_s_steps_are_judged_by_its_own_pace() -> None:
     world = World(needs=(SMALL,), local_steps=100)
     world.join("a")
