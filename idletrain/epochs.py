@@ -22,13 +22,17 @@ def with_rounds(job: Job, prepared: Prepared) -> tuple[Job, Prepared]:
     samples = prepared.program.source.open()
     if isinstance(samples, StreamSource) and not samples.is_whole:
         raise JobError("training.epochs: how many samples the stream has is not known; give rounds instead")
-    rounds = _rounds_of(job.training.epochs, len(samples), prepared.program.training)
+    slack = job.training.slack if job.preemption.policy == "rolling" else 0.0
+    rounds = _rounds_of(job.training.epochs, len(samples), prepared.program.training, slack)
     training = job.training.model_copy(update={"rounds": rounds})
     program = replace(prepared.program, training=prepared.program.training.model_copy(update={"rounds": rounds}))
     return job.model_copy(update={"training": training}), replace(prepared, program=program)
 
 
-def _rounds_of(epochs: float, samples: int, training: TrainingSettings) -> int:
-    """Return the fewest rounds in which all subnets together draw `epochs` times the samples."""
-    together = 1 if training.mode == "lockstep" else training.subnets  # in lockstep they share each batch
+def _rounds_of(epochs: float, samples: int, training: TrainingSettings, slack: float) -> int:
+    """Return the fewest rounds in which all subnets together draw `epochs` times the samples.
+
+    With slack, more subnets take a round's steps before each neuron has.
+    """
+    together = 1.0 if training.mode == "lockstep" else training.subnets * (1 + slack)  # lockstep shares each batch
     return max(1, math.ceil(epochs * samples / (training.batch_size * training.local_steps * together)))

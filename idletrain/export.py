@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from idletrain.errors import DamageError, RunError
+from idletrain.job import Job
 from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.evaluate import Score, assembled, score
 from idletrain.nn.network import Network
@@ -146,14 +147,22 @@ def load_run(run_dir: Path, *, last: bool = False) -> LoadedRun:
         RunError: there is no such run.
     """
     require_run(run_dir)
-    job = read_job(run_dir)
-    pickled = run_dir / "program.pkl"
-    if pickled.exists():
-        prepared = cloudpickle.loads(pickled.read_bytes())
-    else:
-        prepared = from_settings(job.model, job.data, job.training, job.memory)
+    job, prepared = read_prepared(run_dir)
     restored = load_result(run_dir, prepared.program, None if last else job.stop.watched)
     return LoadedRun(prepared, restored.network, restored.rounds, job.data.propensity, restored.note)
+
+
+def read_prepared(run_dir: Path) -> tuple[Job, Prepared]:
+    """Return a run's job, and its network and data as they were before training; this executes the run's code.
+
+    Raises:
+        RunError: its record cannot be read.
+    """
+    job, pickled = read_job(run_dir), run_dir / "program.pkl"
+    if pickled.exists():
+        prepared: Prepared = cloudpickle.loads(pickled.read_bytes())
+        return job, prepared
+    return job, from_settings(job.model, job.data, job.training, job.memory)
 
 
 def finished_module(prepared: Prepared, network: Network) -> nn.Module:

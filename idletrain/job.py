@@ -148,6 +148,8 @@ class TrainingSettings(StrictSettings):
     """Number of a round's subnets that every neuron is in; their updates are averaged. 1 is independent subnet training
     (Yuan et al., arXiv 1910.02120); more let subnets overlap and be wider (subnetwork data parallelism, Singh et al.,
     arXiv 2507.09029); as many as subnets is local SGD."""
+    slack: float = Field(default=0.5, gt=0, le=100)
+    """Under `rolling`, neurons that no subnet holds, as a part of those that are held."""
     local_steps: Count = 50
     """Steps of each subnet between two exchanges. Chosen for the fleet when left out."""
     phases: tuple[PhaseSettings, ...] = ()
@@ -282,9 +284,10 @@ class MemorySettings(StrictSettings):
 class PreemptionSettings(StrictSettings):
     """Handling of a subnet whose node is reclaimed."""
 
-    policy: Literal["reissue", "salvage"] = "reissue"
+    policy: Literal["reissue", "salvage", "rolling"] = "reissue"
     """`reissue`: every subnet takes all its steps, and the result has the same bits whatever happens. `salvage`: a
-    round closes with the steps that are done."""
+    round closes with the steps that are done. `rolling`: no worker waits for another; a subnet is committed when it is
+    done, and its worker gets neurons that nobody holds."""
     progress_every: Seconds = 5.0
     """Time between two progress checkpoints: a subnet's state between two steps, from which another worker can
     continue."""

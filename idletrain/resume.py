@@ -12,6 +12,7 @@ FIXED_SETTINGS = (
     "training.mode",
     "training.subnets",
     "training.copies",
+    "training.slack",
     "training.local_steps",
     "training.finish_whole",
     "training.batch_size",

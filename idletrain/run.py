@@ -17,6 +17,7 @@ from idletrain.errors import DamageError, IdletrainError, JobError, RunError, re
 from idletrain.job import OPEN_SETTINGS, Job
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.prepare import Prepared, prepare_job
+from idletrain.nn.rolling import check_rolling
 from idletrain.observe.dashboard_feed import page_of, publishing
 from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.observe.provenance import provenance
@@ -30,6 +31,7 @@ from idletrain.resume import resume_faults
 from idletrain.rounds.coordinator import Coordinator, RunOutcome
 from idletrain.rounds.durable.history import former_format, holds_run, read_history
 from idletrain.rounds.durable.recovery import read_job
+from idletrain.rounds.durable.rolling_directory import RollingDirectory
 from idletrain.rounds.durable.run_directory import RunDirectory
 from idletrain.rounds.evaluation import OnEvaluate, watch_of
 from idletrain.storage import NO_SPACE_ERRORS, CrashPoint, make_private, only_head
@@ -135,6 +137,8 @@ def compose(
     if decided != settled:
         prepared = prepare(decided)
         decided = _as_prepared(decided, prepared)
+    if decided.preemption.policy == "rolling":
+        check_rolling(prepared.program)
     decided, prepared = with_rounds(decided, prepared)
     if options.resume and (faults := _resume_faults(decided)):  # of rounds that were not known before
         raise JobError(faults)
@@ -300,7 +304,8 @@ def _unwritable(job: Job, error: OSError) -> RunError:
 
 def _run_directory(job: Job, prepared: Prepared, record: Recorder, reached: CrashPoint) -> RunDirectory:
     try:
-        return RunDirectory(job.run_dir, prepared, record, reached, job.checkpoint.keep, job.stop.watched)
+        kind = RollingDirectory if job.preemption.policy == "rolling" else RunDirectory
+        return kind(job.run_dir, prepared, record, reached, job.checkpoint.keep, job.stop.watched)
     except OSError as error:
         raise _unwritable(job, error) from None
 

@@ -298,7 +298,7 @@ def test_lockstep_wants_a_node_for_every_subnet_and_reissue() -> None:
     assert parse_job(tree(training=training, nodes={"count": 5})).training.mode == "lockstep"
     reported = faults(tree(training=training, preemption={"policy": "salvage"}))
     assert reported == (
-        "preemption.policy: salvage would close rounds without some shards; set it to reissue for lockstep",
+        "preemption.policy: salvage would go on without some shards; set reissue for lockstep",
         "training.subnets: 5 in lockstep need a node each, and nodes.count is 4; make them equal",
     )
 

@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "idletrain"
 ELSEWHERE = {
     "__main__.py": "cli/test_main.py",
+    "contradictions.py": "test_job_file.py",
     "job.py": "test_job_file.py",
     "machine_settings.py": "test_job_file.py",
     "optimizer_settings.py": "test_job_file.py",

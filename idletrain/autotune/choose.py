@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from idletrain.worker import encoding
 
 CHOSEN_SETTINGS = ("method", "subnets", "local_steps")  # and with them `exchange`, `copies` and `finish_whole`
 COPIES = 2  # of every neuron, tried beside one: with more, a node has more of the network (benchmarks/finishing.py)
+SPARE_LANES = 4  # nodes to one more lane under `rolling`, whose subnet is pulled while all others train
 Prepare = Callable[[Job], Prepared]
 
 
@@ -179,9 +181,12 @@ def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
     training, given, free = job.training, job.training.model_fields_set, leaves_open(job)
     open_method = free and "method" not in given and "copies" not in given
     open_method = open_method and job.model.split == "neurons"  # copies and blocks are of subnets
+    rolling = job.preemption.policy == "rolling"
+    open_method = open_method and not rolling
     methods = ("local-sgd", "ist") if open_method else (training.method,)
     for method in methods:
         counts = (nodes,) if method == "local-sgd" else (nodes, 2 * nodes)
+        counts = (nodes + math.ceil(nodes / SPARE_LANES),) if rolling else counts
         for subnets in counts if free and "subnets" not in given else (training.subnets,):
             yield training.model_copy(update={"method": method, "subnets": subnets})
 

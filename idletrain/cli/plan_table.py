@@ -124,7 +124,9 @@ def _shares(
 ) -> tuple[float, ...]:
     """Return each subnet's share of every neuron group, for equal workers with `memory` bytes each."""
     program, need = prepared.program, out_of_core.need_bytes
-    capacities = [round_widths.Capacity(memory, 1.0)] * job.nodes.count
+    policy = job.preemption.policy
+    workers = phase.subnets if policy == "rolling" else job.nodes.count
+    capacities = [round_widths.Capacity(memory, 1.0)] * workers
     if program.layout.skippable:
         return round_widths.equal_shares(capacities, phase.subnets, need, phase.copies)
     mode, costs = program.out_of_core, None
@@ -133,7 +135,8 @@ def _shares(
     smallest = min(program.layout.sizes, default=1)
     if program.training.listed_phases:
         return round_widths.shares_of_phase(capacities, phase, need, smallest, costs, program.training.phases_field)
-    return round_widths.shares(capacities, phase.subnets, need, smallest, costs, phase.copies)
+    networks = round_widths.networks_held(policy, program.training.slack, phase.copies)
+    return round_widths.shares(capacities, phase.subnets, need, smallest, costs, networks)
 
 
 def _memory_text(planned: _PhasePlan, k: int, memory: int) -> str:

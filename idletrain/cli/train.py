@@ -141,6 +141,7 @@ def plan(
     from idletrain.cli.plan_table import plan_table
     from idletrain.epochs import with_rounds
     from idletrain.nn.prepare import prepare_job
+    from idletrain.nn.rolling import check_rolling
 
     written = read_job_file(job, nodes)
     if memory:
@@ -149,6 +150,8 @@ def plan(
     prepare(written)  # a fault of the job shows before seconds of measuring
     settings, choice = confirm_settings(written, scheduler, typer.echo, prepare, always=True)
     settings, prepared = with_rounds(settings, prepare(settings))
+    if settings.preemption.policy == "rolling":
+        check_rolling(prepared.program)
     Console().print(plan_table(settings, prepared, forecast=choice is not None))
 
 
@@ -184,6 +187,41 @@ def evaluate(
         if sparse:
             scores = f"{sparse['recall']:.1%} of the exact five best, P@1 {sparse['sparse P@1']:.4f}"
             typer.echo(f"sparse inference through the tables: {scores}")
+
+
+@app.command()
+def replay(
+    run: RunName,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Train a run of preemption.policy: rolling again, on this machine, by its log; this executes the run's code.
+
+    Its bits must be the same, whatever happened to its workers. Exits with 1 if they are not.
+    """
+    import json
+
+    from rich.progress import Progress
+
+    from idletrain.export import require_run
+    from idletrain.replay import train_again
+
+    run_dir = run_dir_of(run)
+    require_run(run_dir)
+    allow_code(run_dir, trusted=trust)
+    with Progress(disable=as_json, transient=True) as progress:
+        task = progress.add_task("updates", total=None)
+        result = train_again(run_dir, lambda done, of: progress.update(task, completed=done, total=of))
+    if as_json:
+        typer.echo(json.dumps({"same": result.same, **asdict(result)}))
+    elif result.same:
+        ended = "the run's" if result.recorded_sha256 else "the run's so far; it has not ended"
+        typer.echo(f"{result.updates} updates have the same bits, and params_sha256 {result.params_sha256} is {ended}")
+    else:
+        what = f"update {result.differs} of {result.updates}" if result.differs is not None else "the last network"
+        typer.echo(f"{what} has other bits than the run's: other code, data, or a machine of another kind", err=True)
+    if not result.same:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -79,6 +79,7 @@ class LocalSteps:
         device: The device to train on; the buffer's if None.
         planned: Makes, from the module and the function that moves a parameter, a runner of steps for a subnet that
             does not fit into memory; None for one that does.
+        first_step: The steps before it from the start of the run, by which schedules go; the round's if None.
     """
 
     def __init__(
@@ -90,10 +91,12 @@ class LocalSteps:
         round_: int,
         device: torch.device | None = None,
         planned: Callable[[nn.Module, Update], Planned] | None = None,
+        first_step: int | None = None,
     ) -> None:
         self._program, self._training, self._loss = program, program.training, program.training_loss
         self._number, self._round, self._device = number, round_, device or flat.device
         self._phase = program.training.phase(round_)
+        self._first_step = self._phase.steps_before(round_) if first_step is None else first_step
         tensors = program.layout.tensors
         self.module = assemble(program.module, subnet, flat[: subnet.parameters]).to(self._device)
         parameters = dict(self.module.named_parameters())
@@ -140,7 +143,7 @@ class LocalSteps:
 
     def step(self, samples: Samples, order: BatchOrder, step: int) -> Tensor:
         """Do one of this round's J steps and return the loss `[]` of its batch, computed before the step."""
-        since_start = self._phase.steps_before(self._round) + step
+        since_start = self._first_step + step
         is_persistent = self._training.optimizer.state == "travel"
         self._optimizer.counted(since_start if is_persistent else step)
         self._factor = self._program.lr_factor(since_start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 from idletrain.nn import outer
 from idletrain.nn.ist.groups import Layout, SharedRule
 from idletrain.nn.ist.subnets import Subnet, by_row, gather, views
-from idletrain.nn.ist.write_back import add_change, merge
+from idletrain.nn.ist.write_back import add_change, held_by_all, held_by_several, merge, write_one
 from idletrain.nn.program import Program
 from idletrain.optimizer_settings import OuterOptimizerSettings
 
@@ -119,15 +120,35 @@ class Network:
             part = [(*pieces[slot], steps) for pieces, steps in split]
             merge(tensors, part, common, self._powers[slot])
         if self._outer and updates:
-            outer.move(self._outer, self.values, before, self._momenta, [subnet for subnet, *_ in updates])
-        if self._ema is not None:
-            self._average(self._ema)
+            several = functools.partial(held_by_several, [subnet for subnet, *_ in updates])
+            outer.move(self._outer, self.values, before, self._momenta, self._layout, several)
+        self.average()
 
-    def _average(self, decay: float) -> None:
-        """Take the committed values into the average: each commit weighs `decay` times as much as the next.
+    def commit_one(self, subnet: Subnet, flat: Tensor, began: Tensor, weight: float) -> None:
+        """Write one update into the network while other subnets train (see `write_one`).
 
-        Weights add up to 1 from the first commit on, so that the values before training do not count.
+        Args:
+            subnet: The subnet, whose neurons no other one holds.
+            flat: Its update, a flat buffer.
+            began: What it began with, as `pull` returned it.
+            weight: Its weight in a mean over subnets.
         """
+        before = [value.clone() for value in self.values] if self._outer else []
+        pieces = zip(subnet.slots(flat, *self._counts), subnet.slots(began, *self._counts), strict=True)
+        for slot, (tensors, (update, (_, first))) in enumerate(zip(self.slots, pieces, strict=True)):
+            common: SharedRule = "mean" if slot and self._common == "sum" else self._common
+            write_one(tensors, update, first, weight, common, self._powers[slot], is_state=slot > 0)
+        if self._outer:
+            shared = [held_by_all(tensor) for tensor in self._layout.tensors]
+            outer.move(self._outer, self.values, before, self._momenta, self._layout, shared.__getitem__)
+
+    def average(self) -> None:
+        """Take the values into the average, if there is one: each time weighs the decay times as much as the next.
+
+        Weights add up to 1 from the first time on, so that the values before training do not count.
+        """
+        if (decay := self._ema) is None:
+            return
         self._commits += 1
         weight = (1 - decay) / (1 - decay ** int(self._commits))
         for value, mean in zip(self.values, self.averaged, strict=True):

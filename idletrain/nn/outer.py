@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,8 +10,6 @@ from torch import Tensor
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.ist.groups import Layout
-from idletrain.nn.ist.subnets import Subnet
-from idletrain.nn.ist.write_back import held_by_several
 from idletrain.optimizer_settings import OuterOptimizerSettings
 
 
@@ -20,23 +18,25 @@ def move(
     values: Sequence[Tensor],
     before: Sequence[Tensor],
     momenta: Sequence[Tensor],
-    subnets: Sequence[Subnet],
+    layout: Layout,
+    shared: Callable[[int], Tensor],
 ) -> None:
-    """Take a step with Nesterov's momentum, in place, wherever more than one of the subnets had a parameter.
+    """Take a step with Nesterov's momentum, in place, wherever several subnets have a parameter.
 
-    What one subnet had, or none, keeps its value and its momentum.
+    What one subnet has, or none, keeps its value and its momentum.
 
     Args:
         settings: The outer optimizer.
         values: The network's tensors after the commit: the mean of the subnets' values.
         before: The same before it.
         momenta: Their momentum, zeros at first.
-        subnets: The subnets whose updates were committed.
+        layout: The network's layout.
+        shared: Returns the mask of those values of a tensor, by its number, that several subnets have.
     """
     for at, (value, old, momentum) in enumerate(zip(values, before, momenta, strict=True)):
-        if not subnets[0].layout.tensors[at].trainable:
+        if not layout.tensors[at].trainable:
             continue
-        several = held_by_several(subnets, at)
+        several = shared(at)
         change = value - old  # the negative of DiLoCo's outer gradient
         moved = change + settings.momentum * momentum
         step = change + settings.momentum * moved

@@ -15,7 +15,7 @@ from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.data.arrays import Source
 from idletrain.nn.data.batches import fields_of, labels_of, prediction, sample_count, tensors_of
 from idletrain.nn.ist.groups import Layout
-from idletrain.nn.ist.schemes import SCHEMES, SubnetPlace, SubnetSpec, scheme_of, specs_of, survival
+from idletrain.nn.ist.schemes import SubnetPlace, SubnetSpec, mask_of, scheme_of, specs_of, survival
 from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.optim import schedule
 from idletrain.nn.optim.schedule import Schedule
@@ -168,7 +168,7 @@ class Program:
 
     def subnet(self, round_: int, place: SubnetPlace) -> Subnet:
         """Return one subnet of a round from its place, without drawing the others; it trains, and is not committed."""
-        mask = SCHEMES[place.kind].mask(self.training.seed, round_, self.layout, place)
+        mask = mask_of(self.training.seed, round_, self.layout, place)
         return cut(self.layout, mask, survival(place.holders, place.subnets))
 
     @property

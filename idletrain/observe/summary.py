@@ -172,7 +172,8 @@ def _staged(summary: RunTotals, event: Record) -> None:
     summary.puts["accepted"] += (
         event.get("steps", 0) == summary.local_steps_each
     )  # progress checkpoints are counted by their own event
-    _set(summary, event, "staged", steps=event.get("steps", 0))
+    state = "accepted" if summary.policy == "rolling" else "staged"
+    _set(summary, event, state, steps=event.get("steps", 0))
 
 
 def _refused(summary: RunTotals, event: Record) -> None:
@@ -215,7 +216,7 @@ def _committed(summary: RunTotals, event: Record) -> None:
     old = summary.round_seconds
     summary.round_seconds = event["seconds"] if old is None else 0.8 * old + 0.2 * event["seconds"]
     summary.round_ends.append(RoundEnd(event["round"], summary.seconds, event["seconds"], event["steps"]))
-    for cell in summary.grid.get(event["round"], ()):
+    for cell in summary.grid.get(event["round"], ()) if summary.policy != "rolling" else ():
         cell.state = "accepted" if cell.state == "staged" else "lost"
 
 

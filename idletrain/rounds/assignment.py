@@ -108,7 +108,7 @@ def grant(state: RoundState, now: float, k: int, name: str, *, backup: bool = Fa
     worker = state.workers[name]
     held = HeldSubnet(k, subnet.need_bytes, subnet.exclusive)
     state = with_worker(state, name, replace(worker, attempts={**worker.attempts, attempt: held}))
-    return state, GrantLease(LeaseId(state.run, state.epoch, state.round, k, attempt), name, subnet.steps, backup)
+    return state, GrantLease(LeaseId(state.run, state.epoch, subnet.round, k, attempt), name, subnet.steps, backup)
 
 
 def unwanted(state: RoundState, lease: Lease, now: float) -> RoundState:

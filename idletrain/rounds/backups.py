@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from idletrain.rounds import rolling_rules
 from idletrain.rounds.assignment import able_workers, grant, is_idle
 from idletrain.rounds.protocol import GrantLease
 from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState, WorkerState
@@ -20,7 +21,8 @@ PAUSE_SECONDS = 0.1
 
 def lease_slow_again(state: RoundState, now: float) -> tuple[RoundState, tuple[GrantLease, ...]]:
     """Lease to each idle worker the subnet that would take longest without it, where that pays."""
-    if state.rules.salvage or state.rules.lockstep or state.subnets.waiting or not state.subnets.count(Phase.LEASED):
+    waiting = rolling_rules.still_needed(state) if state.rules.rolling else state.subnets.waiting
+    if state.rules.salvage or state.rules.lockstep or waiting or not state.subnets.count(Phase.LEASED):
         return state, ()
     if now - state.backups_at < PAUSE_SECONDS:
         return state, ()

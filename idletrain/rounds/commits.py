@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from idletrain.errors import RunError
 from idletrain.exchange.store import StoreServer
+from idletrain.nn.ist.schemes import SubnetSpec
 from idletrain.rounds import protocol
 from idletrain.rounds.evaluation import CommittedNetwork, Evaluator
 from idletrain.rounds.run_context import RunContext
@@ -58,20 +59,7 @@ class Commits:
                 next_specs = await asyncio.to_thread(self._sizing.specs, command.round + 1)
         await directory.commit(command.staged, next_specs)
         await directory.keep_positions(run.positions)
-        self._subnet_loss = _mean_loss(self._uploads.losses, command.staged)
-        ended, traffic = time.monotonic(), (self._store.bytes_down, self._store.bytes_up)
-        run.record(
-            "round_committed",
-            round=command.round,
-            steps=sum(steps for _, steps in command.staged),
-            seconds=ended - self._opened_at,
-            commit_seconds=ended - started,
-            bytes_down=traffic[0] - self._traffic[0],
-            bytes_up=traffic[1] - self._traffic[1],
-            shares=[spec.share for spec in specs],
-            loss=self._subnet_loss,
-        )
-        self._traffic, self._opened_at = traffic, ended
+        ended = self._record(command.round, command.staged, specs, started)
         run.checkpoints.open_round(phase.subnets if training.mode == "lockstep" else 0)
         self._uploads.open_round()
         begins = phase != ended_phase
@@ -89,6 +77,34 @@ class Commits:
             )
         )
 
+    async def pass_round(self, command: protocol.Commit) -> None:
+        """Under `rolling`, take note that another round is over; its updates are in the network already."""
+        started, directory = time.monotonic(), self._run.directory
+        await directory.keep_positions(self._run.positions)
+        ended = self._record(command.round, self._uploads.take_steps(), directory.specs, started)
+        due = ended - self._snapshot_at > self._run.job.checkpoint.every
+        self._run.handle(protocol.Committed(now=ended, needs=(), snapshot_due=due))
+
+    def _record(
+        self, round_: int, staged: Sequence[tuple[int, int]], specs: Sequence[SubnetSpec], started: float
+    ) -> float:
+        """Record a committed round, and return when it ended."""
+        self._subnet_loss = _mean_loss(self._uploads.losses, staged)
+        ended, traffic = time.monotonic(), (self._store.bytes_down, self._store.bytes_up)
+        self._run.record(
+            "round_committed",
+            round=round_,
+            steps=sum(steps for _, steps in staged),
+            seconds=ended - self._opened_at,
+            commit_seconds=ended - started,
+            bytes_down=traffic[0] - self._traffic[0],
+            bytes_up=traffic[1] - self._traffic[1],
+            shares=[spec.share for spec in specs],
+            loss=self._subnet_loss,
+        )
+        self._traffic, self._opened_at = traffic, ended
+        return ended
+
     async def evaluate(self, command: protocol.Evaluate) -> None:
         """Evaluate and write the committed network while the next round trains; it does not change until Evaluated.
 
@@ -105,7 +121,8 @@ class Commits:
     async def _evaluate(self, command: protocol.Evaluate) -> None:
         if self._beside is not None:
             await asyncio.wait([self._beside])  # a failure of it ends the run
-        self._committed = network = await self._evaluator.committed(self._subnet_loss, copy=False)
+        async with self._run.directory.unchanged():
+            self._committed = network = await self._evaluator.committed(self._subnet_loss, copy=False)
         if command.evaluate:
             await self._evaluator.run(network)
         if command.snapshot:
@@ -118,10 +135,11 @@ class Commits:
 
     async def _evaluate_beside(self, command: protocol.Evaluate) -> None:
         """Begin to evaluate a copy of the network; of a snapshot, only what a run is resumed from is written now."""
-        network = await self._evaluator.committed(self._subnet_loss, copy=True)
-        if command.snapshot:
-            await self._run.directory.snapshot_network()
-            self._snapshot_at = time.monotonic()
+        async with self._run.directory.unchanged():
+            network = await self._evaluator.committed(self._subnet_loss, copy=True)
+            if command.snapshot:
+                await self._run.directory.snapshot_network()
+                self._snapshot_at = time.monotonic()
 
         async def evaluate_copy() -> None:
             if command.evaluate:

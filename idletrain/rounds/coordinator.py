@@ -27,6 +27,7 @@ from idletrain.rounds import lockstep_rules, protocol, state, table
 from idletrain.rounds.backend import RunBackend
 from idletrain.rounds.commits import Commits
 from idletrain.rounds.downloads import Downloads
+from idletrain.rounds.durable.rolling_directory import RollingDirectory
 from idletrain.rounds.durable.run_directory import RunDirectory
 from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.rounds.evaluation import Evaluator, OnEvaluate
@@ -268,9 +269,11 @@ class Coordinator:
                     self._uploads.persist(command, push if pushed else None)
                 case protocol.LeaseLost():
                     kept_seconds = self._uploads.kept_seconds(command)
-                    run.record("lost", round=run.directory.round, kept_seconds=kept_seconds, **asdict(command))
+                    number = run.state.subnets[command.subnet].round
+                    run.record("lost", round=number, kept_seconds=kept_seconds, **asdict(command))
                 case protocol.Commit():
-                    self._spawn(self._commits.commit(command))
+                    rolling = isinstance(run.directory, RollingDirectory)
+                    self._spawn((self._commits.pass_round if rolling else self._commits.commit)(command))
                 case protocol.Evaluate():
                     self._spawn(self._commits.evaluate(command))
                 case protocol.KeepScore():

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from idletrain.exchange.messages import LeaseId, Reply
-from idletrain.nn.ist.subnets import Subnet
 from idletrain.rounds.durable.run_directory import Payload
 from idletrain.rounds.run_context import RunContext
 from idletrain.worker import encoding
@@ -35,7 +34,7 @@ class Downloads:
         if step:
             self._checkpoints[lease.attempt] = self._run.checkpoints.latest(lease.subnet)
             return
-        cutting = asyncio.to_thread(self._cut, self._run.directory.subnets[lease.subnet])
+        cutting = asyncio.to_thread(self._cut, lease.subnet)
         self._buffers[lease.attempt] = asyncio.ensure_future(cutting)
 
     def drop(self, attempt: int) -> None:
@@ -68,13 +67,14 @@ class Downloads:
 
     async def _pull_step(self, k: int, step: int) -> tuple[int, Tensor] | Reply:
         if not step:
-            return 0, await asyncio.to_thread(self._cut, self._run.directory.subnets[k])
+            return 0, await asyncio.to_thread(self._cut, k)
         checkpoint = self._run.checkpoints.at(k, step)
         return (step, await asyncio.to_thread(_as_tensor, checkpoint)) if checkpoint else Reply.NOT_LEASED
 
-    def _cut(self, subnet: Subnet) -> Tensor:
-        """Return the subnet's values at the round's start, encoded as the job says that pulls travel."""
-        return encoding.encode_pull(self._run.program, subnet, self._run.directory.network.pull(subnet))
+    def _cut(self, k: int) -> Tensor:
+        """Return the values that a subnet begins with, encoded as the job says that pulls travel."""
+        directory = self._run.directory
+        return encoding.encode_pull(self._run.program, directory.subnets[k], directory.began(k)())
 
 
 def _as_tensor(checkpoint: Payload) -> Tensor:

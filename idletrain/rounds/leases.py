@@ -87,6 +87,7 @@ class Leases:
                     preemption.progress_every,
                     preemption.lease,
                     opened.rules.salvage,
+                    run.directory.first_step_of(lease.subnet),
                 )
             )
             workers[keys[-1]] = [command.worker]

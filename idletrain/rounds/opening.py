@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import replace
 
-from idletrain.rounds import state, table
+from idletrain.rounds import rolling_rules, state, table
 from idletrain.rounds.run_context import RunContext
 from idletrain.rounds.sizing import SubnetSizing
 
@@ -44,6 +44,8 @@ async def open_epoch(run: RunContext, sizing: SubnetSizing, watch: table.Watch |
         target=run.job.stop.accuracy,
         watch=watch,
         lockstep=lockstep,
+        lane_neurons=directory.rolling.neurons if directory.rolling else (),
+        neurons=sum(run.program.layout.sizes) if directory.rolling else 0,
     )
     staged = {k: update.steps for k, update in directory.staged.items()}
     now = time.monotonic()
@@ -54,4 +56,7 @@ async def open_epoch(run: RunContext, sizing: SubnetSizing, watch: table.Watch |
     }
     name, epoch, number = run.job.name, directory.epoch, directory.round
     opened = state.open_run(rules, name, epoch, number, needs, staged, now, workers, exclusive)
+    if directory.rolling:
+        numbers = [subnet.number for subnet in directory.rolling.opened]
+        opened = rolling_rules.with_lanes(opened, numbers, directory.rolling.neuron_steps)
     return replace(opened, scores=directory.scores)  # an evaluation that is repeated takes its own place

@@ -38,6 +38,10 @@ class ProgressCheckpoints:
         """
         self._held, self._together = {}, together
 
+    def forget(self, subnet: int) -> None:
+        """Drop a subnet's: it is committed, and another has its number."""
+        self._held.pop(subnet, None)
+
     def forget_above(self, steps: int) -> None:
         """Drop the checkpoints of more steps."""
         self._held = {k: {at: saved for at, saved in held.items() if at <= steps} for k, held in self._held.items()}

@@ -79,9 +79,14 @@ class PartArrived(RoundEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persisted(RoundEvent):
-    """A subnet's update is durable."""
+    """A subnet's update is durable; under `rolling` it is in the network, and another subnet is drawn in its lane.
+
+    Attributes:
+        neuron_steps: Under `rolling`, the committed local steps of all neurons together.
+    """
 
     subnet: int
+    neuron_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +114,7 @@ class Committed(RoundEvent):
     """The round's updates are in the network.
 
     Attributes:
-        needs: Bytes that training each subnet of the next round takes.
+        needs: Bytes that training each subnet of the next round takes; under `rolling`, where no round begins, empty.
         exclusive: Those of them that are trained out of core.
         snapshot_due: Whether a snapshot is to be written.
         new_local_steps: Local steps of the next round where it begins a phase; None where it is like the last.
@@ -211,7 +216,10 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Write the staged updates, `(subnet, steps)` each, into the network, then report Committed."""
+    """Write the staged updates, `(subnet, steps)` each, into the network, then report Committed.
+
+    Under `rolling` they are in it already: a neuron has had another round's steps on average.
+    """
 
     round: int
     staged: tuple[tuple[int, int], ...]

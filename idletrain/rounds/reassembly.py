@@ -23,7 +23,6 @@ from idletrain.exchange.messages import (
 from idletrain.exchange.parts import Parts, PayloadKey
 from idletrain.job import ExchangeSettings
 from idletrain.nn.ist.subnets import Subnet, views
-from idletrain.nn.network import Network
 from idletrain.nn.program import Program
 from idletrain.rounds.durable.run_directory import Payload
 from idletrain.worker import encoding
@@ -31,10 +30,10 @@ from idletrain.worker import encoding
 
 @dataclass(frozen=True)
 class Baseline:
-    """A subnet and the network whose values the round began with."""
+    """A subnet, and a function that returns the values that it began with, as a flat buffer."""
 
     subnet: Subnet
-    network: Network
+    began: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -146,9 +145,7 @@ class Reassembly:
         codec = encoding.codec(self._program, baseline.subnet, "push")
         assert codec
         content = torch.frombuffer(arrived.content, dtype=torch.uint8)
-        return _as_payload(
-            codec.decode(content, baseline.network.pull(baseline.subnet), arrived.received), arrived.train_seconds
-        )
+        return _as_payload(codec.decode(content, baseline.began(), arrived.received), arrived.train_seconds)
 
     def read(self, header: PushHeader, frames: Sequence[memoryview], baseline: Baseline | None) -> DecodedPush:
         """Decode a push and check it; without frames, use the parts that have arrived."""
@@ -164,7 +161,7 @@ class Reassembly:
         if fault := inspect(header, frames, self._size(baseline.subnet, update=header.update)):
             return DecodedPush(payload, fault)
         if codec:
-            values = codec.decode(_joined(frames), baseline.network.pull(baseline.subnet))
+            values = codec.decode(_joined(frames), baseline.began())
             payload = _as_payload(values, header.train_seconds)
         return _checked(DecodedPush(payload), baseline.subnet)
 

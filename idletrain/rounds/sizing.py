@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -64,6 +65,11 @@ class SubnetSizing:
             workers = [replace(worker, steps_per_second=1.0) for worker in workers + workers[-1:] * count][:count]
         training = self._program.training
         phase = training.phase(round_)
+        policy = self._job.preemption.policy
+        networks = widths.networks_held(policy, training.slack, phase.copies)
+        if policy == "rolling":  # a slow node costs its own neurons' pace, a small one is narrow
+            lanes = itertools.islice(itertools.cycle(workers), phase.subnets)
+            workers = [replace(worker, steps_per_second=1.0) for worker in lanes]
         if self._program.layout.skippable:
             shares = widths.equal_shares(workers, phase.subnets, self._need_bytes, phase.copies)
             return self._program.specs(shares, phase.copies)
@@ -79,7 +85,7 @@ class SubnetSizing:
         if training.listed_phases:
             shares = widths.shares_of_phase(workers, phase, self._need_bytes, smallest, costs, training.phases_field)
         else:
-            shares = widths.shares(workers, phase.subnets, self._need_bytes, smallest, costs, phase.copies)
+            shares = widths.shares(workers, phase.subnets, self._need_bytes, smallest, costs, networks)
         if training.mode == "lockstep" and sum(shares) < widths.WHOLE_NETWORK:
             raise RunError(
                 f"training.mode: lockstep needs all labels at once, and the workers hold {sum(shares):.0%} of them; "

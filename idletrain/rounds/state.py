@@ -10,10 +10,12 @@ Whatever the order of events, a run ends, and a subnet of a round is accepted on
     round:   TRAINING ──all staged, network not in use──► COMMITTING ──Committed──► TRAINING of the next round
              `salvage` closes it early: checkpoints are stored as they are, subnets without one are ABSENT,
              and of an update in flight the rows that arrived are stored, if they are worth more than the checkpoint
+             `rolling` has no rounds to wait for: Persisted says that a subnet is in the network, and the next one of
+             its lane is WAITING; a round is over when a neuron has had its steps on average
 
 `worker_events` has what follows from what workers do. `assignment` chooses the worker of each subnet, `backups` the
 slow ones that get a second lease; `verdicts` says whose fault failures are, `lost_leases` what is left of a lost lease,
-`closing` when `salvage` ends a round, `lockstep_rules` what differs in lockstep.
+`closing` when `salvage` ends a round, `lockstep_rules` and `rolling_rules` what differs in lockstep and without rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from idletrain.exchange.messages import Reply
-from idletrain.rounds import backups, lockstep_rules, verdicts, worker_events
+from idletrain.rounds import backups, lockstep_rules, rolling_rules, verdicts, worker_events
 from idletrain.rounds.assignment import free_slot, has_room, is_idle, lease_subnets, queued_subnets
 from idletrain.rounds.best import best_round, evaluations_since_best
 from idletrain.rounds.closing import close, should_close
@@ -98,7 +100,7 @@ def open_run(
     """
     subnets = SubnetTable.of(
         replace(subnet, phase=Phase.STAGED, steps=staged[k]) if k in staged else subnet
-        for k, subnet in enumerate(_new_subnets(needs, exclusive))
+        for k, subnet in enumerate(_new_subnets(needs, exclusive, round_))
     )
     last = round_ >= rules.rounds  # all rounds are committed, but the last evaluation may not have run
     due = last or (round_ > 0 and round_ % rules.evaluate_every == 0)
@@ -136,6 +138,9 @@ def _on_persisted(state: RoundState, event: Persisted) -> Transition:
     if subnet.steps == state.rules.local_steps:
         # The task only has to return: the next lease can travel meanwhile.
         state = free_slot(state, subnet.lease.worker, subnet.lease.attempt, event.now)
+    if state.rules.rolling:
+        state = replace(state, neuron_steps=event.neuron_steps)
+        return rolling_rules.reopen(state, event.subnet, event.now), ()
     return with_subnet(state, event.subnet, replace(subnet, phase=Phase.STAGED)), ()
 
 
@@ -157,9 +162,10 @@ def _on_tick(state: RoundState, event: ClockTick) -> Transition:
 
 
 def _on_committed(state: RoundState, event: Committed) -> Transition:
-    if state.stage is not RunStage.COMMITTING:
+    rolling = state.rules.rolling
+    if state.stage is not RunStage.COMMITTING and not (rolling and state.evaluating):
         raise IllegalEventError(f"round {state.round} was committed while {state.stage.value}")
-    done = state.round + 1
+    done = state.round if rolling else state.round + 1
     if state.stopping:
         return replace(state, round=done, stage=RunStage.DONE), (Finish("stopped"),)
     last = done == state.rules.rounds
@@ -170,13 +176,15 @@ def _on_committed(state: RoundState, event: Committed) -> Transition:
     )
     if last:
         return replace(state, round=done, stage=RunStage.LAST_EVALUATION, evaluating=True), evaluations
+    if rolling:
+        return replace(state, evaluating=bool(evaluations)), evaluations
     if event.new_local_steps is not None:
         state = _in_new_phase(state, event.new_local_steps)
     opened = replace(
         state,
         round=done,
         stage=RunStage.TRAINING,
-        subnets=SubnetTable.of(_new_subnets(event.needs, event.exclusive)),
+        subnets=SubnetTable.of(_new_subnets(event.needs, event.exclusive, done)),
         opened_at=event.now,
         typical_seconds=state.slowest_seconds or state.typical_seconds,
         slowest_seconds=None,
@@ -264,9 +272,13 @@ def _next_actions(state: RoundState, now: float) -> Transition:
         return state, ()
     if lockstep_rules.all_steps_done(state):
         return lockstep_rules.persist_all(state)
+    state, stored = rolling_rules.commit_partial(state, now) if state.rules.rolling else (state, ())
     state, leases = _grant_leases(state, now)
     state, seconds = backups.lease_slow_again(state, now)
     leases += seconds
+    if state.rules.rolling:
+        state, passed = rolling_rules.pass_round(state, now)
+        return state, (*stored, *leases, *passed)
     state, closing = close(state, now) if should_close(state, now) else (state, ())
     subnets = state.subnets
     whole = subnets.count(Phase.STAGED, Phase.ABSENT) == len(subnets) and subnets.count(Phase.STAGED)
@@ -280,7 +292,10 @@ def _grant_leases(state: RoundState, now: float) -> Transition:
     """Lease waiting subnets to idle workers, then queue a second one at each, to be pulled while the first trains.
 
     Queue only if there is one for every worker: the last subnets of a round go to the workers that are done first.
+    Without rounds there is no last one.
     """
+    if state.rules.rolling:
+        return rolling_rules.grant_leases(state, now)
     commands: tuple[RoundCommand, ...] = ()
     if state.rules.lockstep:
         state, commands = lose_leases(state, _first_leases(state, lockstep_rules.in_other_cohorts(state)), now, "moved")
@@ -303,5 +318,5 @@ def _first_leases(state: RoundState, subnets: Iterable[int]) -> Iterable[tuple[i
     return [(k, state.subnets[k].lease.attempt) for k in subnets]
 
 
-def _new_subnets(needs: Sequence[int], exclusive: frozenset[int]) -> Iterable[SubnetState]:
-    return (SubnetState(need_bytes=need, exclusive=k in exclusive) for k, need in enumerate(needs))
+def _new_subnets(needs: Sequence[int], exclusive: frozenset[int], round_: int) -> Iterable[SubnetState]:
+    return (SubnetState(need_bytes=need, exclusive=k in exclusive, round=round_) for k, need in enumerate(needs))

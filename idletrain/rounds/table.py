@@ -66,9 +66,11 @@ NO_LEASE = Lease()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubnetState:
-    """One subnet of the open round.
+    """One subnet of the open round; under `rolling`, the open one of a lane.
 
     Attributes:
+        round: Its round; under `rolling`, how many subnets its lane had before.
+        opened_at: When it was drawn, under `rolling`: what waits longest is leased first. Else 0.
         need_bytes: Memory that training it takes; if `exclusive`, the least memory that is enough.
         exclusive: Whether it is trained out of core in all the memory of its worker, with no other subnet beside it.
         steps: Local steps in the store, in a progress checkpoint or in the final update.
@@ -83,6 +85,8 @@ class SubnetState:
 
     need_bytes: int
     exclusive: bool = False
+    round: int = 0
+    opened_at: float = 0.0
     phase: Phase = Phase.WAITING
     steps: int = 0
     lease: Lease = NO_LEASE
@@ -115,7 +119,7 @@ class SubnetTable(Sequence[SubnetState]):
 
     Attributes:
         phases: How many are in each phase.
-        waiting: The numbers of those that wait for a lease, the largest first.
+        waiting: The numbers of those that wait for a lease, in the order in which they are leased.
         started: How many have steps in the store.
     """
 
@@ -165,9 +169,9 @@ class SubnetTable(Sequence[SubnetState]):
         return iter(self.subnets)
 
 
-def _rank(rows: Sequence[SubnetState], k: int) -> tuple[int, int]:
-    """Return the sort key by which subnets are leased: the largest first."""
-    return -rows[k].need_bytes, k
+def _rank(rows: Sequence[SubnetState], k: int) -> tuple[float, int, int]:
+    """Return the sort key by which subnets are leased: the one drawn first, of a round the largest."""
+    return rows[k].opened_at, -rows[k].need_bytes, k
 
 
 class RunStage(enum.Enum):
@@ -205,6 +209,8 @@ class RoundRules:
         evaluate_every: Rounds between evaluations.
         target: Test accuracy at which the run ends, or None.
         watch: What tells the best network, or None if none is kept.
+        lane_neurons: Under `rolling`, the number of neurons of each lane's subnets; else empty.
+        neurons: Under `rolling`, those of the network.
     """
 
     salvage: bool
@@ -215,6 +221,13 @@ class RoundRules:
     target: float | None = None
     watch: Watch | None = None
     lockstep: bool = False
+    lane_neurons: tuple[int, ...] = ()
+    neurons: int = 0
+
+    @property
+    def rolling(self) -> bool:
+        """Return whether each subnet is committed by itself, and another drawn in its lane."""
+        return bool(self.lane_neurons)
 
     @property
     def depends_on_scores(self) -> bool:
@@ -269,6 +282,7 @@ class RoundState:
         typical_seconds: Seconds of the slowest whole subnet in the last round that had one, or None.
         slowest_seconds: The same of this round so far.
         backups_at: When slow subnets were last looked for; a round of a thousand has thousands of events.
+        neuron_steps: Under `rolling`, the committed local steps of all neurons together; by them go the rounds.
         evaluating: Whether the committed network is being evaluated or written; it must not change meanwhile.
         scores: By the number of committed rounds, what tells the best network.
         keeping: The status with which the run ends once the score is kept, or "" if it goes on; None if none is kept.
@@ -286,6 +300,7 @@ class RoundState:
     typical_seconds: float | None = None
     slowest_seconds: float | None = None
     backups_at: float = -1.0
+    neuron_steps: int = 0
     evaluating: bool = False
     scores: Scores = field(default_factory=dict)
     keeping: str | None = None

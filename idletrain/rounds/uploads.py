@@ -19,11 +19,15 @@ from idletrain.exchange.messages import (
     checksum,
 )
 from idletrain.rounds import protocol
+from idletrain.rounds.durable.rolling_directory import RollingDirectory
 from idletrain.rounds.durable.run_directory import INLINE_BYTES, Payload
 from idletrain.rounds.late_rows import LateRows
 from idletrain.rounds.reassembly import Baseline, DecodedPush, Reassembly, persistent_part
 from idletrain.rounds.run_context import RunContext
+from idletrain.rounds.table import RoundState
 from idletrain.worker.encoding import ROUNDS_KEPT
+
+EVALUATION_POLL_SECONDS = 0.05
 
 
 class Uploads:
@@ -35,6 +39,7 @@ class Uploads:
 
     Attributes:
         losses: The training loss in the last steps of each of the open round's subnets.
+        steps_since: Under `rolling`, by lane, the steps committed since the last round.
     """
 
     def __init__(self, run: RunContext, reassembly: Reassembly) -> None:
@@ -43,10 +48,16 @@ class Uploads:
         self._late_updates: dict[LeaseId, asyncio.Task[Reply]] = {}
         self._staging: dict[int, asyncio.Task[None]] = {}
         self.losses: dict[int, float] = {}
+        self.steps_since: dict[int, int] = {}
 
     def open_round(self) -> None:
         """Forget the pushes of the committed round; its late rows are still taken."""
         self._staging, self.losses = {}, {}
+
+    def take_steps(self) -> list[tuple[int, int]]:
+        """Return `steps_since` as pairs, and begin to count anew."""
+        taken, self.steps_since = [*self.steps_since.items()], {}
+        return taken
 
     # --- parts (see `StoreBackend`) -------------------------------------------------------------------------------
 
@@ -92,12 +103,12 @@ class Uploads:
     async def push(self, header: PushHeader, frames: Sequence[memoryview]) -> Receipt:
         """See `StoreBackend`."""
         directory, lease = self._run.directory, header.lease
-        current = lease.round == directory.round
+        current = 0 <= lease.subnet < len(directory.subnets) and lease.round == directory.round_of(lease.subnet)
         if current and lease.subnet in self._staging:  # sent again because the reply was lost, or too late
             await asyncio.shield(self._staging[lease.subnet])
         if missing := self._late_rows.missing(lease):
             return Receipt(Reply.DUPLICATE, missing)
-        baseline = self._baseline(lease.subnet) if current and 0 <= lease.subnet < len(directory.subnets) else None
+        baseline = self._baseline(lease.subnet) if current else None
         small = 0 < sum(map(len, frames)) <= INLINE_BYTES
         read = functools.partial(self._reassembly.read, header, frames, baseline)
         push = read() if small else await asyncio.to_thread(read)
@@ -121,7 +132,7 @@ class Uploads:
         return reply
 
     def _baseline(self, k: int) -> Baseline:
-        return Baseline(self._run.directory.subnets[k], self._run.directory.network)
+        return Baseline(self._run.directory.subnets[k], self._run.directory.began(k))
 
     # --- late rows --------------------------------------------------------------------------------------------------
 
@@ -161,8 +172,7 @@ class Uploads:
         subnet = run.state.subnets[k]
         run.checkpoints.keep(k, subnet.steps, checkpoint)
         if subnet.steps < run.state.rules.local_steps:  # else it is the update, recorded when it is stored
-            number = run.directory.round
-            run.record("progress_saved", round=number, subnet=k, attempt=command.attempt, steps=subnet.steps)
+            run.record("progress_saved", round=subnet.round, subnet=k, attempt=command.attempt, steps=subnet.steps)
 
     def persist(self, command: protocol.Persist, push: DecodedPush | None) -> None:
         """Make a subnet's update durable.
@@ -175,9 +185,13 @@ class Uploads:
         if command.norm_fraction:
             arrived = self._reassembly.arrived(command.attempt, command.steps, self._baseline(k))
             self._staging[k] = self._run.spawn(self._salvage(command, arrived))
+            return
+        update = push or self._latest_checkpoint(k)
+        if isinstance(self._run.directory, RollingDirectory):
+            staging = self._commit_one(self._run.directory, command, update, reported=push is None)
         else:
-            update = push or self._latest_checkpoint(k)
-            self._staging[k] = self._run.spawn(self._stage(command, update, reported=push is None))
+            staging = self._stage(command, update, reported=push is None)
+        self._staging[k] = self._run.spawn(staging)
 
     def kept_seconds(self, lost: protocol.LeaseLost) -> float:
         """Return the training time of a lost lease's steps that are in the store."""
@@ -200,25 +214,50 @@ class Uploads:
         await self._stage(command, push, reported=True)
 
     async def _stage(self, command: protocol.Persist, push: DecodedPush, *, reported: bool) -> None:
-        """Write an update; `reported` says that its seconds already were, when its lease was lost."""
+        """Write an update, to be committed with its round; see `_record_staged`."""
         run, k = self._run, command.subnet
         assert run.state is not None
         if push.missing_rows is not None:
             lease = LeaseId(run.state.run, run.state.epoch, run.state.round, k, command.attempt)
             self._late_rows.add(lease, run.directory.subnets[k], push.missing_rows)
-        worker = run.state.subnets[k].lease.worker
-        names = {"round": run.directory.round, "subnet": k, "attempt": command.attempt, "worker": worker}
         await run.directory.stage(k, command.attempt, command.steps, push.payload, push.norm_fraction)
-        reported = reported and not run.state.rules.lockstep
-        run.record(
+        self._record_staged(run.state, command, push, reported=reported and not run.state.rules.lockstep)
+        run.handle(protocol.Persisted(now=time.monotonic(), subnet=k))
+
+    async def _commit_one(
+        self, directory: RollingDirectory, command: protocol.Persist, push: DecodedPush, *, reported: bool
+    ) -> None:
+        """Commit an update by itself, once the network may change: where scores decide, not while it is evaluated."""
+        run, k = self._run, command.subnet
+
+        def may() -> bool:
+            return not (run.state and run.state.evaluating and run.state.rules.depends_on_scores)
+
+        while not await directory.commit_one(k, command.attempt, command.steps, push.payload, may=may):
+            await asyncio.sleep(EVALUATION_POLL_SECONDS)
+        if run.state is None:
+            return
+        self._record_staged(run.state, command, push, reported=reported)
+        run.checkpoints.forget(k)
+        assert directory.rolling
+        self.steps_since[k] = self.steps_since.get(k, 0) + command.steps
+        run.handle(protocol.Persisted(now=time.monotonic(), subnet=k, neuron_steps=directory.rolling.neuron_steps))
+
+    def _record_staged(
+        self, opened: RoundState, command: protocol.Persist, push: DecodedPush, *, reported: bool
+    ) -> None:
+        """Record a durable update; `reported` says that its seconds already were, when its lease was lost."""
+        subnet = opened.subnets[command.subnet]
+        names = {"round": subnet.round, "subnet": command.subnet, "attempt": command.attempt}
+        self._run.record(
             "staged",
             **names,
+            worker=subnet.lease.worker,
             steps=command.steps,
             train_seconds=0.0 if reported else push.payload.train_seconds,
             norm_fraction=push.norm_fraction,
             missing_rows=1 - float(push.missing_rows.received.mean()) if push.missing_rows else 0.0,
         )
-        run.handle(protocol.Persisted(now=time.monotonic(), subnet=k))
 
 
 def _names(lease: LeaseId) -> dict[str, Any]:

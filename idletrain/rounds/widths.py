@@ -48,13 +48,18 @@ class OutOfCoreCosts:
     always: bool = False
 
 
+def networks_held(policy: str, slack: float, copies: int) -> float:
+    """Return how many networks' worth of neurons the subnets hold together under a policy."""
+    return 1 / (1 + slack) if policy == "rolling" else copies
+
+
 def shares(
     workers: Sequence[Capacity],
     subnets: int,
     need_bytes: Callable[[float], int],
     neurons: int,
     out_of_core: OutOfCoreCosts | None = None,
-    copies: int = 1,
+    copies: float = 1,
 ) -> tuple[float, ...]:
     """Return each subnet's share of every neuron group.
 
@@ -70,7 +75,7 @@ def shares(
         need_bytes: Bytes that training a subnet of a given share takes.
         neurons: Neurons of the smallest group (1 for a network that is not cut).
         out_of_core: Memory and time of out-of-core training, or None if it is not allowed.
-        copies: Number of subnets that every neuron is in.
+        copies: Number of subnets that every neuron is in; below 1 if some are to be in none.
 
     Raises:
         RunError: The narrowest subnet fits no worker.
@@ -177,7 +182,7 @@ class _Assignment:
 
 
 def _widths(
-    deal: _Assignment, need_bytes: Callable[[float], int], out_of_core: OutOfCoreCosts | None, copies: int
+    deal: _Assignment, need_bytes: Callable[[float], int], out_of_core: OutOfCoreCosts | None, copies: float
 ) -> tuple[float, ...] | None:
     """Return shares that cover the network, trained out of core where they do not fit; None if that is impossible."""
     if out_of_core is None:
@@ -190,7 +195,7 @@ def _widths(
     return wide if possible else None
 
 
-def _cover_seconds(shares: Sequence[float], deal: _Assignment, out_of_core: OutOfCoreCosts, copies: int) -> float:
+def _cover_seconds(shares: Sequence[float], deal: _Assignment, out_of_core: OutOfCoreCosts, copies: float) -> float:
     """Return the seconds of compute per local step until every neuron was trained."""
     slowest = max(
         turn * out_of_core.seconds(share, steady(worker.memory_bytes))

@@ -33,11 +33,11 @@ def check_lease(state: RoundState, lease: LeaseId) -> Reply:
     """Return ACCEPTED if a lease still holds, else the reason why it does not."""
     if lease.run != state.run or lease.epoch != state.epoch:
         return Reply.STALE_EPOCH
-    if lease.round != state.round or state.stage is not RunStage.TRAINING:
-        return Reply.STALE_ROUND
-    if not 0 <= lease.subnet < len(state.subnets):
+    if state.stage is not RunStage.TRAINING or not 0 <= lease.subnet < len(state.subnets):
         return Reply.STALE_ROUND
     subnet = state.subnets[lease.subnet]
+    if lease.round != subnet.round:
+        return Reply.STALE_ROUND
     if subnet.phase in (Phase.STORING, Phase.STAGED):
         return Reply.DUPLICATE
     return Reply.ACCEPTED if subnet.lease_of(lease.attempt) else Reply.NOT_LEASED

@@ -111,7 +111,8 @@ class Attempt:
         """Do the remaining steps."""
         program, lease = loaded.program, self._spec.lease
         self._flat = all_slots(self._flat, program.buffer_size(subnet, persistent=False)).to(device_for(program))
-        work = LocalSteps(program, subnet, self._flat, lease.subnet, lease.round)
+        first = self._spec.first_step
+        work = LocalSteps(program, subnet, self._flat, lease.subnet, lease.round, first_step=first)
         order = self._open_shard(loaded, work, subnet) if program.output else self._batch_order(loaded)
         self._train_steps(loaded, work, order)
         work.check_buffers()

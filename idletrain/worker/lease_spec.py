@@ -14,7 +14,7 @@ TrainingMode = Literal["in-core", "out-of-core", "lockstep"]
 
 @dataclass(frozen=True)
 class LeaseSpec:
-    """One lease as it is sent to a worker; pickles to under 1 KB.
+    """One lease as it is sent to a worker; pickles to under 1 KB, beside what its place lists.
 
     Attributes:
         lease: Which attempt at which subnet of which round.
@@ -25,6 +25,7 @@ class LeaseSpec:
         progress_seconds: Time between two progress checkpoints.
         lease_seconds: Silence after which the lease is given to another worker.
         salvage: Whether the run can use an update that has not all its steps.
+        first_step: The step from which schedules go on, see `nn.local_steps.LocalSteps`.
     """
 
     lease: LeaseId
@@ -34,6 +35,7 @@ class LeaseSpec:
     progress_seconds: float
     lease_seconds: float
     salvage: bool = False
+    first_step: int | None = None
 
     def wants_checkpoint(self, since_last: float, seconds_left: float, transfer_seconds: float) -> bool:
         """Return whether to send a progress checkpoint while steps go on.

@@ -113,7 +113,8 @@ class OutOfCoreAttempt(Attempt):
             )
             return self._planned
 
-        work = LocalSteps(program, subnet, self._state_file.flat, lease.subnet, lease.round, pick_device(), plan_steps)
+        flat, first = self._state_file.flat, self._spec.first_step
+        work = LocalSteps(program, subnet, flat, lease.subnet, lease.round, pick_device(), plan_steps, first)
         try:
             self._train_steps(loaded, work, self._batch_order(loaded))
             if self.steps < program.local_steps(lease.round):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,14 @@ def world(small_program: Callable[..., Prepared]) -> Callable[..., World]:
         codec = encoding.codec(program, subnet, "push")
         assert codec
         content = encoding.encode_update(program, subnet, trained, flat, LEASE)
-        return World(Reassembly(program, salvage=salvage), Baseline(subnet, network), codec, content, flat, trained)
+        return World(
+            Reassembly(program, salvage=salvage),
+            Baseline(subnet, functools.partial(network.pull, subnet)),
+            codec,
+            content,
+            flat,
+            trained,
+        )
 
     return make
 

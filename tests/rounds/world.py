@@ -88,7 +88,9 @@ class World:
 
     def store(self, subnet: int) -> None:
         self.to_store.remove(subnet)
-        self.do(Persisted, subnet=subnet)
+        rules, stored = self.state.rules, self.stored[self.state.subnets[subnet].round, subnet]
+        of_lane = rules.lane_neurons[subnet] if rules.rolling else 0
+        self.do(Persisted, subnet=subnet, neuron_steps=self.state.neuron_steps + of_lane * stored)
 
     def end(self, lease: LeaseId, *, failed: bool = False, out_of_memory: bool = False) -> None:
         self.running = [c for c in self.running if c.lease != lease]
@@ -142,18 +144,18 @@ class World:
                 self.leases.append(command)
                 self.running.append(command)
             case Persist(k, _, steps, norm_fraction):
-                key = (self.state.round, k)
+                key = (self.state.subnets[k].round, k)
                 assert not norm_fraction or rules.salvage
                 assert key not in self.stored, "accepted twice"
-                assert steps == rules.local_steps or rules.salvage
+                assert steps == rules.local_steps or rules.salvage or rules.rolling
                 assert 0 < steps <= rules.local_steps
                 self.stored[key] = steps
                 self.to_store.append(k)
             case Commit(round_, staged):
                 assert round_ not in {c.round for c in self.committed}
-                assert staged
-                assert not self.state.evaluating
-                assert rules.salvage or len(staged) == len(self.needs)
+                assert bool(staged) != rules.rolling
+                assert self.state.evaluating == rules.rolling
+                assert rules.salvage or rules.rolling or len(staged) == len(self.needs)
                 assert rules.salvage or all(steps == rules.local_steps for _, steps in staged)
                 self.committed.append(command)
                 self.commit_due = True
@@ -177,7 +179,7 @@ class World:
         now = self.state
         if now.round == before.round:
             for old, new in zip(before.subnets, now.subnets, strict=True):
-                assert new.steps >= old.steps, "stored steps are gone"
+                assert (new.round, new.steps) >= (old.round, old.steps), "stored steps are gone"
         assert now.subnets == SubnetTable.of(now.subnets)
         if now.stage is RunStage.DONE:
             return

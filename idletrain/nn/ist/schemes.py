@@ -52,6 +52,7 @@ class SubnetPlace:
         subnets: Number of the round's subnets.
         copies: Number of them that every neuron is in.
         holders: Number of them that every residual block is in; None where no block is left out.
+        listed: Its neurons one by one, as the packed bits of a mask; empty where the other attributes say which.
     """
 
     blocks: tuple[Block, ...] = ()
@@ -60,6 +61,7 @@ class SubnetPlace:
     subnets: int = 1
     copies: int = 1
     holders: int | None = None
+    listed: bytes = b""
 
 
 class PartitionScheme(Protocol):
@@ -152,6 +154,19 @@ def _part_of(size: int, holds: Mask | None, place: SubnetPlace) -> Block:
 
 
 SCHEMES: Mapping[str, PartitionScheme] = {"neurons": NeuronScheme(), "blocks": BlockScheme()}
+
+
+def listed(members: Mask) -> SubnetPlace:
+    """Return the place of a subnet that no partition of a round has: it lists its neurons."""
+    return SubnetPlace(listed=np.packbits(members).tobytes())
+
+
+def mask_of(seed: int, round_: int, layout: Layout, place: SubnetPlace) -> Mask:
+    """Return the mask of the subnet at a place, over the neurons of all groups, one group after another."""
+    if place.listed:
+        bits = np.frombuffer(place.listed, np.uint8)
+        return np.unpackbits(bits, count=sum(layout.sizes)).astype(np.bool_)
+    return SCHEMES[place.kind].mask(seed, round_, layout, place)
 
 
 def block_sizes(layout: Layout) -> list[int]:

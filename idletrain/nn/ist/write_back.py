@@ -56,6 +56,61 @@ def merge(
                 tensor[where] = _moved(tensor[where], parts) if rule == "sum" else _mean(parts)
 
 
+def write_one(
+    network: Sequence[Tensor],
+    update: tuple[Subnet, Tensor],
+    began: Tensor,
+    weight: float,
+    common: SharedRule = "mean",
+    power: int = 1,
+    *,
+    is_state: bool = False,
+) -> None:
+    """Write one update `(subnet, slot [P])` into the network's tensors while other subnets train theirs.
+
+    What it alone holds takes its values. Of what every subnet has, others may have changed the network's values
+    meanwhile: they move by `weight` times the update's change, by all of it where changes are summed; a mean of states,
+    whose changes cannot be added, moves towards the update's.
+
+    Args:
+        network: The network's tensors of one slot.
+        update: The update of that slot.
+        began: What it began with `[P]`.
+        weight: The subnet's weight in a mean over subnets.
+        common: How copies of what every subnet has are merged.
+        power: Undoes the scaling of `gather`.
+        is_state: Whether the slot holds an optimizer's state.
+    """
+    subnet, slot = update
+    pieces = zip(views(slot, subnet.shapes), views(began, subnet.shapes), strict=True)
+    for i, (tensor, (ended, first)) in enumerate(zip(network, pieces, strict=True)):
+        layout, at = subnet.layout.tensors[i], subnet.positions[i]
+        if not layout.merged:
+            continue
+        value, where = unscaled(ended, subnet.factors[i], power), _common(layout)
+        if where is None:
+            _scatter(tensor, at, value)
+            continue
+        within, old = _common_within(layout, at), tensor[where].clone()
+        new, base = value[within], unscaled(first, subnet.factors[i], power)[within]
+        if not layout.shared:
+            _scatter(tensor, at, value)
+        if _rule(layout, common) == "sum":
+            tensor[where] = old.add_(new - base)
+        elif is_state or layout.buffer:
+            tensor[where] = old.lerp_(new, weight)
+        else:
+            tensor[where] = old.add_(new - base, alpha=weight)
+
+
+def held_by_all(tensor: TensorLayout) -> Tensor:
+    """Return the mask of those values of a network's tensor that every subnet has."""
+    held, where = torch.zeros(tensor.shape, dtype=torch.bool), _common(tensor)
+    if where is not None:
+        held[where] = True
+    return held
+
+
 def held_by_several(subnets: Sequence[Subnet], at: int) -> Tensor:
     """Return the mask of those values of the network's tensor number `at` that more than one of the subnets have."""
     tensor = subnets[0].layout.tensors[at]

@@ -34,6 +34,14 @@ class KeptScore:
 
 
 @dataclass(frozen=True)
+class RolledUpdate:
+    """An update that was committed by itself, in a lane; it lies in the update file of round `round`."""
+
+    round: int
+    update: StagedUpdate
+
+
+@dataclass(frozen=True)
 class History:
     """The content of a write-ahead log.
 
@@ -49,6 +57,8 @@ class History:
         damage: What is wrong with the log behind these records, or an empty string.
         status: How the run ended, or None.
         planned: Per phase, the subnets of its rounds as an earlier head planned them; empty without phases.
+        is_rolling: Whether each subnet is committed by itself (`nn.rolling`).
+        rolled: The updates that were committed so, by the number of those before.
     """
 
     epochs: int
@@ -63,6 +73,13 @@ class History:
     scores: dict[str, dict[int, KeptScore]] = field(default_factory=dict)
     damage: str = ""
     planned: tuple[tuple[SubnetSpec, ...], ...] = ()
+    is_rolling: bool = False
+    rolled: dict[int, RolledUpdate] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> tuple[SubnetSpec, ...]:
+        """Return the specs of a rolling run's lanes, which never change; empty before its first head has begun."""
+        return next(iter(self.specs.values()), ())
 
     def best_round(self, metric: str | None) -> int | None:
         """Return the round after which the network was the best by a metric; None if there is none."""
@@ -89,6 +106,7 @@ def _collected(records: Sequence[write_ahead_log.LogRecord]) -> History:
     late_updates: dict[int, list[LateUpdate]] = {}
     for record in records:
         kind, round_ = record["kind"], record.get("round", 0)
+        rounds = record.get("rounds", rounds)
         if kind == "epoch":
             _check_format(record)
             epochs, status, params = record["epoch"], None, None
@@ -112,10 +130,32 @@ def _collected(records: Sequence[write_ahead_log.LogRecord]) -> History:
                 _forget(held, round_)
         elif kind == "end":
             status, params = record["status"], record["params_sha256"]
-    scores = _scores(records)
     return History(
-        epochs, rounds, specs, staged, steps, late_updates, late_count, status, params, scores, planned=planned
+        epochs,
+        rounds,
+        specs,
+        staged,
+        steps,
+        late_updates,
+        late_count,
+        status,
+        params,
+        _scores(records),
+        planned=planned,
+        is_rolling=any(record.get("rolling") for record in records if record["kind"] == "epoch"),
+        rolled=_rolled(records),
     )
+
+
+def _rolled(records: Sequence[write_ahead_log.LogRecord]) -> dict[int, RolledUpdate]:
+    """Return the updates that were committed by themselves, by the number of those before, without lost ones."""
+    rolled: dict[int, RolledUpdate] = {}
+    for record in records:
+        if record["kind"] == "rolled":
+            rolled[record["number"]] = RolledUpdate(record["round"], _staged(record))
+        elif record["kind"] == "restored":
+            _forget(rolled, record.get("updates", 0))
+    return rolled
 
 
 def _scores(records: Sequence[write_ahead_log.LogRecord]) -> dict[str, dict[int, KeptScore]]:
@@ -139,10 +179,10 @@ def _check_format(record: write_ahead_log.LogRecord) -> None:
         )
 
 
-def _forget(by_round: dict[int, Any], first: int) -> None:
-    """Remove what is known of round `first` and later ones."""
-    for round_ in [round_ for round_ in by_round if round_ >= first]:
-        del by_round[round_]
+def _forget(by_number: dict[int, Any], first: int) -> None:
+    """Remove what is known of round, or update, `first` and later ones."""
+    for number in [number for number in by_number if number >= first]:
+        del by_number[number]
 
 
 def _specs(planned: Sequence[Mapping[str, Any]]) -> tuple[SubnetSpec, ...]:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from idletrain.errors import DamageError, RunError
+from idletrain.errors import DamageError, RunError, reading
 from idletrain.job import Job
 from idletrain.nn.ist.schemes import SubnetSpec
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.network import Network
 from idletrain.nn.program import Program
+from idletrain.nn.rolling import RollingSubnets
 from idletrain.rounds.durable import snapshots, updates
 from idletrain.rounds.durable.history import History, LateUpdate, read_history
 from idletrain.rounds.durable.updates import StagedUpdate
@@ -31,12 +32,14 @@ class Restored:
         rounds: Rounds committed in it.
         note: Which rounds are lost by damage, as a sentence; empty if none are.
         damaged_snapshots: Rounds of newer snapshots that do not hold what was written.
+        rolling: Its open subnets, in a run that commits each by itself and has begun.
     """
 
     network: Network
     rounds: int
     note: str = ""
     damaged_snapshots: tuple[int, ...] = ()
+    rolling: RollingSubnets | None = None
 
 
 def read_job(run_dir: Path) -> Job:
@@ -113,13 +116,20 @@ def restore(run_dir: Path, program: Program, past: History) -> Restored:
     network = Network.of(program)
     damaged, damages = [], [past.damage] if past.damage else []
     for start in reversed(snapshots.rounds(run_dir)):
+        rolling = None
         try:
             snapshots.load(run_dir, start, network)
+            if past.is_rolling:
+                rolling = _open_subnets(run_dir, start, program, network, past)
         except DamageError as error:
             logger.warning("%s; the snapshot before it is used", error)
             damaged.append(start)
             damages.append(str(error))
             continue
+        if rolling:
+            damages += _follow(run_dir, rolling, past)
+            lost = _lost_updates(rolling, past, damages)
+            return Restored(network, rolling.rounds, lost, tuple(damaged), rolling)
         reached = start
         try:
             while reached < past.rounds:
@@ -130,6 +140,39 @@ def restore(run_dir: Path, program: Program, past: History) -> Restored:
         return Restored(network, reached, _lost_rounds(reached, past, start, damages), tuple(damaged))
     reasons = "; ".join(damages) or "there is no snapshot"
     raise DamageError(f"{run_dir}: no snapshot is sound ({reasons}); start the job again under another name")
+
+
+def _open_subnets(run_dir: Path, start: int, program: Program, network: Network, past: History) -> RollingSubnets:
+    """Return the open subnets of a run that commits each by itself, as a snapshot has them.
+
+    Raises:
+        DamageError: The snapshot does not hold what was written.
+    """
+    rolling = RollingSubnets(program, network, past.lanes)
+    if arrays := snapshots.load_arrays(run_dir, start):
+        with reading(f"the snapshot of round {start}", "start the job again under another name"):
+            rolling.restore(arrays)
+    return rolling
+
+
+def _follow(run_dir: Path, rolling: RollingSubnets, past: History) -> list[str]:
+    """Commit the updates since, in the log's order; return what is damaged, which ends that."""
+    while (next_ := past.rolled.get(rolling.commits)) is not None:
+        try:
+            update = updates.read(updates.path_of(run_dir, next_.round), next_.update)
+        except DamageError as error:
+            return [str(error)]
+        rolling.commit(next_.update.subnet, update, next_.update.steps)
+    return []
+
+
+def _lost_updates(rolling: RollingSubnets, past: History, damages: Sequence[str]) -> str:
+    """Say what is lost between the state that was reached and the last committed update, if anything is."""
+    if lost := [number for number in past.rolled if number >= rolling.commits]:
+        return f"{'; '.join(damages)}; {len(lost)} updates are lost and --resume trains them again"
+    if damages:
+        return f"{'; '.join(damages)}; the run counts as far as its newest sound snapshot, of round {rolling.rounds}"
+    return ""
 
 
 def _lost_rounds(reached: int, past: History, start: int, damages: Sequence[str]) -> str:

@@ -6,14 +6,17 @@ Every write waits for disk space when there is none. The network changes in `com
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from idletrain.errors import DamageError, RunError
 from idletrain.nn.evaluate import assembled
@@ -21,6 +24,7 @@ from idletrain.nn.ist.schemes import SubnetPlace, SubnetSpec
 from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
+from idletrain.nn.rolling import RollingSubnets
 from idletrain.observe.records import Recorder
 from idletrain.rounds.durable import history, module_state, recovery, snapshots, updates, write_ahead_log
 from idletrain.rounds.durable.stream_positions import StreamPositions
@@ -68,6 +72,7 @@ class RunDirectory:
         staged: The open round's durable updates, by subnet.
         scores: By the number of rounds done, what tells the best network, as earlier heads measured it.
         best_round: The round after which the network was the best so far, or None.
+        rolling: The open subnets of a run that commits each by itself (see `rolling_directory`); None before it begins.
 
     Raises:
         DamageError: No snapshot is sound.
@@ -88,6 +93,7 @@ class RunDirectory:
         self._record, self._reached, self._keep = record, reached, keep
         for folder in ("updates", "snapshots"):
             make_private(run_dir / folder)
+        self.rolling: RollingSubnets | None = None
         self._wal = write_ahead_log.WriteAheadLog(run_dir / "wal")
         self._went_back = False
         past = history.collect(self._wal.records)
@@ -122,17 +128,36 @@ class RunDirectory:
     def _restore(self, past: history.History) -> history.History:
         """Take up the newest sound state; where rounds are lost, record that and forget what is left of them."""
         restored = recovery.restore(self.run_dir, self._program, replace(past, damage=self._wal.damage))
-        self.network = restored.network
+        self.network, self.rolling = restored.network, restored.rolling
         for round_ in restored.damaged_snapshots:
             snapshots.set_aside(self.run_dir, round_)
         if not restored.note:
             return past
         self._went_back = True
         self._record("warning", round=restored.rounds, reason=restored.note)
-        if restored.rounds != past.rounds:
+        if restored.rounds != past.rounds and not restored.rolling:
             updates.drop(self.run_dir, restored.rounds)
-        self._wal.append("restored", durable=True, round=restored.rounds, reason=restored.note)
-        return history.collect((*self._wal.records, {"kind": "restored", "round": restored.rounds}))
+        fields = {"round": restored.rounds, "updates": restored.rolling.commits if restored.rolling else 0}
+        self._wal.append("restored", durable=True, reason=restored.note, **fields)
+        return history.collect((*self._wal.records, {"kind": "restored", **fields}))
+
+    def round_of(self, subnet: int) -> int:
+        """Return the round of a subnet."""
+        del subnet
+        return self.round
+
+    def first_step_of(self, subnet: int) -> int | None:
+        """Return the step from which a subnet's schedule goes on, if its round does not say."""
+        del subnet
+        return None
+
+    def began(self, subnet: int) -> Callable[[], Tensor]:
+        """Return a function that returns the values that a subnet begins with, as a flat buffer."""
+        return functools.partial(self.network.pull, self.subnets[subnet])
+
+    def unchanged(self) -> contextlib.AbstractAsyncContextManager[Any]:
+        """Return a context in which nothing is committed."""
+        return self._writing
 
     def close(self) -> None:
         """Close the write-ahead log."""
@@ -156,6 +181,8 @@ class RunDirectory:
         self.staged = {} if drop else self.staged
         self._draw()
         fields = {"epoch": self.epoch, "round": self.round, "subnets": [asdict(spec) for spec in specs], "drop": drop}
+        if self.rolling:
+            fields["rolling"] = True
         if planned:
             fields["phases"] = [[asdict(spec) for spec in of_phase] for of_phase in planned]
         await self._append("epoch", durable=True, format=history.FORMAT, **fields)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from idletrain.nn.ist.groups import Group, Layout, TensorLayout
 from idletrain.nn.ist.partition import draw as draw_masks
 from idletrain.nn.ist.subnets import Subnet, cut, gather, views
-from idletrain.nn.ist.write_back import add_change, merge
+from idletrain.nn.ist.write_back import add_change, merge, write_one
 
 
 def tensor_of(name: str, *dimensions: np.ndarray | int, trainable: bool = True) -> TensorLayout:
@@ -175,6 +176,42 @@ def test_a_change_that_comes_late_moves_the_network_as_much_as_in_time() -> None
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     _, down, _, _ = views(change, subnets[0].shapes)
     torch.testing.assert_close((late[1] - network[1])[:, subnets[0].positions[1][1]], down / 4, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_state", [False, True])
+def test_one_update_replaces_what_it_alone_holds_and_moves_what_all_have_by_its_weight(is_state: bool) -> None:
+    """Others changed the network since it began; of a state the mean moves, which no negative number comes of."""
+    a = np.arange(6)
+    layout = Layout(
+        (Group("a", 6),), (tensor_of("in", a, 3), tensor_of("mixed", np.append(a, -1)), tensor_of("all", 4))
+    )
+    members = np.array([True, False, True, False, False, True])
+    subnet, network = cut(layout, members), random_network(layout)
+    began, update = extracted(network, subnet), torch.randn(subnet.parameters)
+    for tensor in network:
+        tensor.add_(1)  # what others did meanwhile; its own neurons are nobody else's
+    network[0][members] -= 1
+    network[1][:6][members] -= 1
+    before = [tensor.clone() for tensor in network]
+    write_one(network, (subnet, update), began, 0.25, is_state=is_state)
+    new, old = list(views(update, subnet.shapes)), list(views(began, subnet.shapes))
+    assert torch.equal(network[0][members], new[0])
+    assert torch.equal(network[0][~members], before[0][~members])
+    assert torch.equal(network[1][:6][members], new[1][:3])
+
+    def moved(value: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        return 0.75 * value + 0.25 * last if is_state else value + 0.25 * (last - first)
+
+    torch.testing.assert_close(network[2], moved(before[2], old[2], new[2]))
+    torch.testing.assert_close(network[1][6], moved(before[1][6], old[1][3], new[1][3]))
+
+
+def test_one_update_adds_all_of_its_change_where_changes_are_summed() -> None:
+    layout = Layout((Group("a", 2),), (tensor_of("all", 4),), common="sum")
+    subnet, network = cut(layout, np.array([True, False])), random_network(layout)
+    began, before = extracted(network, subnet), network[0].clone()
+    write_one(network, (subnet, began + 2), began, 0.25, "sum")
+    torch.testing.assert_close(network[0], before + 2)
 
 
 def test_merging_nothing_changes_nothing() -> None:
