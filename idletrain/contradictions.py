@@ -177,7 +177,7 @@ def _rolling_contradictions(training: TrainingSettings) -> Iterator[tuple[tuple[
         why = "there are no rounds to divide otherwise" if field in in_rounds else "no two subnets hold the same neuron"
         yield (
             (field, "preemption.policy"),
-            f"preemption.policy: rolling does not go with {field}, as {why}; leave one of the two out",
+            f"{field}: does not go with preemption.policy: rolling, as {why}; leave one of the two out",
         )
 
 

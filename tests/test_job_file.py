@@ -293,6 +293,26 @@ def test_a_split_by_depth_and_width_may_have_groups_by_hand() -> None:
     )
 
 
+def test_rolling_has_no_rounds_and_no_neuron_in_two_subnets() -> None:
+    rolling = {"policy": "rolling"}
+    training = {"subnets": 6, "slack": 0.25}
+    assert parse_job(tree(training=training, preemption=rolling)).training.slack == 0.25
+    rest = "does not go with preemption.policy: rolling, as"
+    for field, value, why in (
+        ("method", "local-sgd", "no two subnets hold the same neuron"),
+        ("copies", 2, "no two subnets hold the same neuron"),
+        ("finish_whole", 0.2, "there are no rounds to divide otherwise"),
+    ):
+        (reported,) = faults(tree(training={field: value}, preemption=rolling))
+        assert reported == f"training.{field}: {rest} {why}; leave one of the two out"
+    phases = {"phases": [{"rounds": 3}, {"rounds": 3, "subnets": 1}]}
+    (reported,) = faults(tree(training=phases, preemption=rolling))
+    assert reported.startswith(f"training.phases: {rest}")
+    (reported,) = faults(tree(training={"mode": "lockstep"}, preemption=rolling))
+    assert reported == "preemption.policy: rolling would go on without some shards; set reissue for lockstep"
+    assert "greater than 0" in faults(tree(training={"slack": 0}, preemption=rolling))[0]
+
+
 def test_lockstep_wants_a_node_for_every_subnet_and_reissue() -> None:
     training = {"mode": "lockstep", "subnets": 5}
     assert parse_job(tree(training=training, nodes={"count": 5})).training.mode == "lockstep"

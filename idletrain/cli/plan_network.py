@@ -44,7 +44,19 @@ def network_lines(job: Job, prepared: Prepared) -> list[str]:
         f"{job.name}: {parameters:,} parameters, {training.method}, {training.rounds} {steps}",
         *([f"{frozen:,} of them do not train: {bytes_text(4 * frozen)} go to each worker once"] if frozen else []),
         *([f"a step takes {training.batch_size} samples, {micro} at a time"] if micro else []),
-        *_learning_lines(prepared),
+        *(_rolling_lines(job) if job.preemption.policy == "rolling" else _learning_lines(prepared)),
+    ]
+
+
+def _rolling_lines(job: Job) -> list[str]:
+    """Return what is known beforehand of a run without rounds."""
+    training = job.training
+    taken = training.rounds * training.local_steps
+    steps = math.ceil(taken * training.subnets * (1 + training.slack))
+    return [
+        f"no worker waits for another: {training.subnets} subnets are open at once",
+        f"a neuron takes {taken:,} of the run's {steps:,} steps: expect a higher loss than that of local-sgd",
+        "after as many passes over the data",
     ]
 
 

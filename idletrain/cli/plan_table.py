@@ -53,7 +53,7 @@ def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> Rende
     plans = {share: plan for phase in planned for share, plan in phase.plans.items()}
     lines = network_lines(job, prepared)
     if not program.training.listed_phases:
-        lines += _round_lines(prepared, planned[0])
+        lines += _round_lines(job, prepared, planned[0])
         lines += [] if forecast else [_time_line(*planned[0].round_seconds(nodes))]
     if plans:
         parameters = [(s, subnet.parameters) for p in planned for s, subnet in zip(p.held, p.subnets, strict=True)]
@@ -201,15 +201,20 @@ def _scratch_line(
     )
 
 
-def _round_lines(prepared: Prepared, planned: _PhasePlan) -> list[str]:
+def _round_lines(job: Job, prepared: Prepared, planned: _PhasePlan) -> list[str]:
     """Return the lines on a round of a job without phases: its bytes, down and up, and what a subnet holds."""
     layout, copies, (down, up) = prepared.program.layout, planned.phase.copies, planned.moved
     covered = min(1.0, sum(planned.shares) / copies) if layout.groups else 1.0
     parts = "blocks" if layout.skippable else "neurons"
     largest = max(subnet.parameters for subnet in planned.subnets)
     held = largest / sum(math.prod(tensor.shape) for tensor in layout.tensors)
+    moved = f"{bytes_text(down)} down and {bytes_text(up)} up"
+    if job.preemption.policy == "rolling":
+        first = f"the open subnets hold {covered:.0%} of the {parts}; together they move {moved}"
+    else:
+        first = f"each round moves {moved} and covers {covered:.0%} of the {parts}"
     return [
-        f"each round moves {bytes_text(down)} down and {bytes_text(up)} up and covers {covered:.0%} of the {parts}",
+        first,
         f"a subnet holds up to {held:.0%} of the parameters{_advice(layout, copies, held)}",
     ]
 

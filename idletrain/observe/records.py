@@ -48,6 +48,9 @@ and `kind`. The kinds and their fields:
     run_ended        status, rounds, accuracy, loss, calibration_error, temperature, metrics, best_round, params_sha256,
                      run_dir, reason (where it failed or stopped early)
 
+Under preemption.policy: rolling the `round` of a subnet's kinds (leased to attempt_ended) is how many subnets its lane
+had before; that of all others is the clock's, as a neuron has had on average.
+
 A reader ignores kinds and fields that it does not know. `v` increases when a known one changes its meaning; a reader
 refuses records of any other schema.
 """

@@ -92,6 +92,7 @@ class HeadSession:
         unleased: By round, for each lease when its subnet began to wait for it and when it was given.
         staged: By round, when its last update was durable.
         committed: The `round_committed` events.
+        rolling: Whether rounds are but a clock, and subnets are numbered by lane: then nobody waits for a round.
         end: Time of the last event.
     """
 
@@ -100,6 +101,7 @@ class HeadSession:
     unleased: dict[int, list[Span]] = field(default_factory=lambda: defaultdict(list))
     staged: dict[int, float] = field(default_factory=dict)
     committed: list[Record] = field(default_factory=list)
+    rolling: bool = False
     end: float = 0.0
     _opened: float = 0.0
     _lost: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -109,6 +111,8 @@ class HeadSession:
         now = self.end = event["s"]
         attempt = self.attempts.get(event.get("attempt", 0))
         match event["kind"]:
+            case "run_started":
+                self.rolling = event.get("policy") == "rolling"
             case "worker_joined":
                 self.alive[event["worker"]] = now, float("inf")
             case "worker_left":
@@ -185,11 +189,12 @@ def _rounds_of(session: HeadSession) -> Iterator[RoundTimes]:
     windows = [(event["s"] - event["seconds"], event["s"]) for event in session.committed]
     for event, window, busy in zip(session.committed, windows, _busy(session, windows), strict=True):
         number, commit_start = event["round"], event["s"] - event["commit_seconds"]
-        idle = {
+        in_round = {
             "control": merged_spans(session.unleased[number]),
             "commit": [(commit_start, event["s"])],
             "evaluate": [(session.staged.get(number, commit_start), commit_start)],
         }
+        idle = {} if session.rolling else in_round
         total = dict.fromkeys(TIME_PARTS, 0.0)
         for worker, (since, until) in session.alive.items():
             alive = (max(window[0], since), min(window[1], until))

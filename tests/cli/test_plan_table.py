@@ -177,6 +177,16 @@ def test_a_run_that_learns_less_in_a_pass_than_local_sgd_is_told_as_that(
     assert (steps in text) if steps else ("a neuron takes" not in text)
 
 
+def test_a_run_without_rounds_is_told_as_that() -> None:
+    job = parse_job({**DIGITS.model_dump(exclude_unset=True), "preemption": {"policy": "rolling"}})
+    text = shown(from_settings(job.model, job.data, job.training), 1 << 30, job)
+    assert "4 subnets are open at once" in text
+    assert "a neuron takes 800 of the run's 4,800 steps" in text
+    assert "the open subnets hold 67% of the neurons" in text
+    assert "16.7%" in text
+    assert "finish_whole" not in text
+
+
 def test_a_model_that_is_trained_whole_is_told_first() -> None:
     text = shown_mlp([64, 10], {"method": "ist"})
     assert text.startswith("the model is trained whole, by local-sgd and not by ist: it has nothing to split (1: its ")

@@ -45,6 +45,22 @@ def parts_of(events: list[Event]) -> dict[str, float]:
     return {part: pytest.approx(seconds) for part, seconds in round_.worker_seconds.items() if seconds}
 
 
+def test_without_rounds_a_worker_without_a_subnet_waits_whatever_others_do() -> None:
+    """Its lanes' numbers are no rounds."""
+    events = [
+        event("run_started", 0.0, policy="rolling"),
+        *(event("worker_joined", 0.0, worker=worker) for worker in "ab"),
+        leased(0.0, 1, "a", 0),
+        staged(4.0, 1, 0),
+        ended(4.0, 1, "a", train=4.0),
+        leased(4.0, 2, "b", 0),
+        committed(10.0, commit_seconds=1.0),
+        staged(10.0, 2, 0),
+        ended(10.0, 2, "b", train=6.0),
+    ]
+    assert parts_of(events) == {"compute": 10.0, "wait": 10.0}
+
+
 def test_two_workers_of_which_one_is_slower() -> None:
     events = [
         *joined("a", "b"),

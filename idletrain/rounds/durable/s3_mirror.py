@@ -76,7 +76,11 @@ class Mirror:
         """List the files to copy whole, a snapshot's manifest after its data; one without a manifest is unfinished."""
         manifests = sorted(self._run_dir.glob("snapshots/*/manifest.json"))
         states = sorted(self._run_dir.glob("snapshots/*/state.safetensors"))
-        snapshots = [path for manifest in manifests for path in (manifest.with_name("network"), manifest)]
+        snapshots = [
+            path
+            for manifest in manifests
+            for path in (manifest.with_name("network"), *manifest.parent.glob("*.npz"), manifest)
+        ]
         curves = sorted(self._run_dir.glob("tensorboard/*"))
         paths = [
             *self._run_dir.glob("job.json"),

@@ -25,6 +25,7 @@ def snapshot(run_folder: Path, round_: int) -> None:
     folder = run_folder / "snapshots" / f"{round_:08d}"
     folder.mkdir(parents=True)
     (folder / "network").write_bytes(b"n" * (round_ + 1))
+    (folder / "arrays.npz").write_bytes(b"a" * round_)
     (folder / "manifest.json").write_text("{}")
 
 
@@ -98,6 +99,7 @@ def test_a_snapshot_without_its_manifest_is_not_copied(tmp_path: Path, prefix: S
     (run_folder / "snapshots" / "00000005" / "manifest.json").unlink()
     Mirror(run_folder, prefix).copy()
     assert prefix.names("snapshots/") == [
+        "snapshots/00000000/arrays.npz",
         "snapshots/00000000/manifest.json",
         "snapshots/00000000/network",
     ]
