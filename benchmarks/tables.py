@@ -117,11 +117,53 @@ def modules(results: list[dict[str, Any]]) -> str:
     return "\n".join([on, "", *_table(table["head"], table["rows"])])
 
 
+def recipes(results: list[dict[str, Any]]) -> str:
+    """Return a table for each family of the quality bench, with what it ran on and when."""
+    lines: list[str] = []
+    for result in (result for result in results if result["benchmark"] == "quality"):
+        on = f"{result.get('gpu') or result['machine']['cpu']}, {result['date'][:10]}"
+        for table in result["tables"]:
+            lines += [f"{table['title']} ({on}):", "", *_table(table["head"], table["rows"]), ""]
+    return "\n".join(lines).rstrip()
+
+
+def endings(results: list[dict[str, Any]]) -> str:
+    """Return a table of held-out losses by family and by how a run of `ist` divides its network, all as long."""
+    (result,) = (result for result in results if result["benchmark"] == "finishing")
+    losses: dict[str, dict[str, str]] = {}
+    for figure in result["figures"]:
+        family, _, rest = figure["what"].partition(", ")
+        if rest.endswith("as long: loss") or rest == "local SGD: loss":
+            losses.setdefault(family, {})[rest.removesuffix(": loss").removesuffix(", as long")] = (
+                f"{figure['value']:.3g}"
+            )
+    kinds = list(next(iter(losses.values())))
+    rows = [[family, *(by_kind[kind] for kind in kinds)] for family, by_kind in losses.items()]
+    on = f"{result['machine']['cpu']}, {result['date'][:10]}:"
+    return "\n".join([on, "", *_table(["loss", *kinds], rows)])
+
+
+def rates(results: list[dict[str, Any]]) -> str:
+    """Return a table of the best learning rates by optimizer and number of subnets."""
+    (result,) = (result for result in results if result["benchmark"] == "learning_rates")
+    found = {figure["what"]: figure["value"] for figure in result["figures"]}
+    settings = dict.fromkeys(what.partition(":")[0] for what in found)
+    head = ["", "best rate", "loss at it", "loss at the rate best whole / at its best"]
+    rows = [[name, *(f"{found[f'{name}: {column}']:.3g}" for column in head[1:])] for name in settings]
+    on = f"{result['machine']['cpu']}, {result['date'][:10]}:"
+    return "\n".join([on, "", *_table(head, rows)])
+
+
 def _choice(place: str, ours: Record, best: Record) -> list[str]:
     quicker = (
         "idletrain" if at_best(ours) < at_best(best) else best["method"] if best["seconds"] is not None else "open"
     )
     return [place, f"{ours['target']:.2f}", seconds_of(ours), f"{best['method']}: {seconds_of(best)}", quicker]
+
+
+def markers(name: str) -> tuple[str, str]:
+    """Return the comments around a table of a page with several."""
+    return f"<!-- {name}: python -m benchmarks.tables -->", f"<!-- end of {name} -->"
 
 
 def between(text: str, begin: str, end: str, content: str) -> str:
@@ -140,6 +182,9 @@ def main() -> None:
         ("comparison.md", PEERS_BEGIN, PEERS_END, choice(results)),
         ("guides/slow-links.md", LINKS_BEGIN, LINKS_END, links(results)),
         ("modules.md", MODULES_BEGIN, MODULES_END, modules(results)),
+        ("concepts/recipes.md", *markers("recipes"), recipes(results)),
+        ("concepts/recipes.md", *markers("endings"), endings(results)),
+        ("concepts/recipes.md", *markers("rates"), rates(results)),
     ):
         page_ = DOCS / name
         page_.write_text(between(page_.read_text(), begin, end, content))

@@ -23,6 +23,9 @@ def results() -> list[dict[str, Any]]:
         ("comparison.md", tables.PEERS_BEGIN, tables.PEERS_END, tables.choice),
         ("guides/slow-links.md", tables.LINKS_BEGIN, tables.LINKS_END, tables.links),
         ("modules.md", tables.MODULES_BEGIN, tables.MODULES_END, tables.modules),
+        ("concepts/recipes.md", *tables.markers("recipes"), tables.recipes),
+        ("concepts/recipes.md", *tables.markers("endings"), tables.endings),
+        ("concepts/recipes.md", *tables.markers("rates"), tables.rates),
     ],
 )
 def test_table_is_as_generated(results: list[dict[str, Any]], page: str, begin: str, end: str, make: Any) -> None:
