@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from idletrain.exchange.messages import LeaseId
 from idletrain.rounds import lockstep_rules
 from idletrain.rounds.protocol import GrantLease
 from idletrain.rounds.table import (
-    HeldSubnet,
     Lease,
     Phase,
     RoundState,
     SubnetState,
-    WorkerState,
     with_subnet,
     with_worker,
 )
+from idletrain.rounds.worker_table import HeldSubnet, WorkerState
 
+FIRST_LOOK = 64  # workers that are looked at first, beside four for each subnet
 QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
-
-
-def is_idle(worker: WorkerState) -> bool:
-    """Return whether a worker holds no subnet."""
-    return not worker.attempts
-
-
-def has_room(worker: WorkerState) -> bool:
-    """Return whether a busy worker may hold another subnet, to pull it while it trains."""
-    return worker.stays and 0 < len(worker.attempts) < worker.leases
 
 
 def queued_subnets(state: RoundState) -> Sequence[int]:
     """Return the subnets that are leased to a worker that first finishes another one."""
-    several = (worker.attempts for worker in state.workers.values() if len(worker.attempts) > 1)
+    several = (state.workers[name].attempts for name in state.workers.busy)
     behind = [item for attempts in several for item in list(attempts.items())[1:]]
     leases = ((held.number, state.lease_of(held.number, attempt)) for attempt, held in behind)
     return [k for k, lease in leases if lease and lease.queued]
@@ -47,39 +39,73 @@ def able_workers(state: RoundState, subnet: SubnetState) -> list[str]:
         name
         for name, worker in state.workers.items()
         if worker.stays and _is_sound(worker) and worker.memory_bytes >= subnet.need_bytes
-        if is_idle(worker) or not state.rules.lockstep
+        if worker.is_idle or not state.rules.lockstep
     ]
 
 
 def lease_subnets(
-    state: RoundState, now: float, subnets: Sequence[int], willing: Callable[[WorkerState], bool]
+    state: RoundState, now: float, subnets: Collection[int], names: Collection[str]
 ) -> tuple[RoundState, tuple[GrantLease, ...]]:
-    """Lease subnets, in their order, each to the smallest willing worker whose free memory can hold it."""
-    if not subnets:
+    """Lease subnets, in their order, each to the smallest of these workers whose free memory can hold it.
+
+    Of many workers the first are enough, where they can hold the subnets.
+    """
+    if not subnets or not names:
         return state, ()
-    staying = {name: worker for name, worker in state.workers.items() if worker.stays}
-    if state.rules.lockstep:
-        staying = lockstep_rules.of_cohort(state, staying)
-    room = sorted((_free_bytes(worker), name) for name, worker in staying.items() if willing(worker))
-    # In lockstep a busy worker is not freed until every subnet has a worker.
-    others = {n: w for n, w in staying.items() if _is_sound(w) and (willing(w) or not state.rules.lockstep)}
-    largest_sound = max((worker.memory_bytes for worker in others.values()), default=0)
-    commands: list[GrantLease] = []
-    before = state
-    for k in subnets if room else ():
-        subnet = before.subnets[k]
-        if not _worth_leasing(before, subnet):
-            continue
-        large = range(bisect.bisect_left(room, (subnet.need_bytes, "")), len(room))
-        avoided = _avoided(subnet, others)
-        fitting = (i for i in large if _fits(staying[room[i][1]], subnet, largest_sound))
-        chosen = next((i for i in fitting if room[i][1] not in avoided), None)
-        if chosen is None:
-            continue
-        _, name = room.pop(chosen)
-        state, command = grant(state, now, k, name)
-        commands.append(command)
+    before, commands = state, list[GrantLease]()
+    sound = functools.partial(_sound_workers, before, names)
+    left, room, unseen = subnets, list[tuple[int, str]](), _of_cohort(before, names)
+    for more in (FIRST_LOOK + 4 * len(subnets), None):
+        seen = itertools.islice(unseen, more)
+        room = sorted([*room, *((_free_bytes(before.workers[name]), name) for name in seen)])
+        unplaced = []
+        for k in left if room else ():
+            chosen = _chosen(before, before.subnets[k], room, sound)
+            if chosen is None:
+                unplaced.append(k)
+                continue
+            state, command = grant(state, now, k, room.pop(chosen)[1])
+            commands.append(command)
+            if not room:
+                break
+        left = unplaced
+        if not left:
+            break
     return state, tuple(commands)
+
+
+def _chosen(
+    state: RoundState,
+    subnet: SubnetState,
+    room: Sequence[tuple[int, str]],
+    sound: Callable[[], Mapping[str, WorkerState]],
+) -> int | None:
+    """Return the place of a subnet's worker among those with room, sorted by their free bytes; None if none fits."""
+    if not _worth_leasing(state, subnet):
+        return None
+    avoided = _avoided(subnet, sound)
+    for at in range(bisect.bisect_left(room, (subnet.need_bytes, "")), len(room)):
+        name = room[at][1]
+        if name not in avoided and _fits(state.workers[name], subnet, sound):
+            return at
+    return None
+
+
+def _of_cohort(state: RoundState, names: Collection[str]) -> Iterator[str]:
+    """Yield those of the workers that may train: in lockstep of one cohort, else all."""
+    if not state.rules.lockstep:
+        return iter(names)
+    return iter(lockstep_rules.of_cohort(state, {name: state.workers[name] for name in names}))
+
+
+def _sound_workers(state: RoundState, names: Collection[str]) -> dict[str, WorkerState]:
+    """Return the sound workers that could take a subnet, now or once they are done with another.
+
+    In lockstep a busy worker is not freed until every subnet has a worker.
+    """
+    candidates = _of_cohort(state, names) if state.rules.lockstep else state.workers
+    workers = {name: state.workers[name] for name in candidates}
+    return {name: worker for name, worker in workers.items() if worker.stays and _is_sound(worker)}
 
 
 def grant(state: RoundState, now: float, k: int, name: str, *, backup: bool = False) -> tuple[RoundState, GrantLease]:
@@ -173,12 +199,12 @@ def _queued_last(state: RoundState, lease: Lease) -> RoundState:
     return with_worker(state, lease.worker, replace(worker, attempts={**others, lease.attempt: own}))
 
 
-def _avoided(subnet: SubnetState, others: Mapping[str, WorkerState]) -> frozenset[str]:
+def _avoided(subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]) -> frozenset[str]:
     """Return the workers on which a subnet failed, if there is another that can hold it; a second opinion is due."""
     failed = frozenset((*subnet.diverged, *subnet.failed))
     if not failed:
         return failed
-    fresh = any(name not in failed and other.memory_bytes >= subnet.need_bytes for name, other in others.items())
+    fresh = any(name not in failed and other.memory_bytes >= subnet.need_bytes for name, other in sound().items())
     return failed if fresh else frozenset()
 
 
@@ -186,14 +212,15 @@ def _is_sound(worker: WorkerState) -> bool:
     return worker.faults < QUARANTINE_AFTER
 
 
-def _fits(worker: WorkerState, subnet: SubnetState, largest_sound: int) -> bool:
+def _fits(worker: WorkerState, subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]) -> bool:
     """Return whether a worker may take a subnet that its memory can hold.
 
     A worker in quarantine gets only what no sound worker can hold; a subnet that is trained out of core needs a worker
     for itself.
     """
-    trusted = _is_sound(worker) or subnet.need_bytes > largest_sound
-    return trusted and not (subnet.exclusive and worker.attempts)
+    if subnet.exclusive and worker.attempts:
+        return False
+    return _is_sound(worker) or all(other.memory_bytes < subnet.need_bytes for other in sound().values())
 
 
 def _worth_leasing(state: RoundState, subnet: SubnetState) -> bool:

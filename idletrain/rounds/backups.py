@@ -9,10 +9,11 @@ import math
 from dataclasses import replace
 
 from idletrain.rounds import rolling_rules
-from idletrain.rounds.assignment import able_workers, grant, is_idle
+from idletrain.rounds.assignment import able_workers, grant
 from idletrain.rounds.protocol import GrantLease
-from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState, WorkerState
+from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState
 from idletrain.rounds.verdicts import typical_step_seconds
+from idletrain.rounds.worker_table import WorkerState
 
 SLOWER = 1.5  # a backup pays where the first attempt needs so many times its seconds
 LEAST_GAIN_SECONDS = 1.0  # a lease's own way to a worker, and noise
@@ -27,7 +28,7 @@ def lease_slow_again(state: RoundState, now: float) -> tuple[RoundState, tuple[G
     if now - state.backups_at < PAUSE_SECONDS:
         return state, ()
     state = replace(state, backups_at=now)
-    idle = {name for name, worker in state.workers.items() if is_idle(worker) and worker.stays}
+    idle = set(state.workers.idle)
     typical = typical_step_seconds(state)
     if not idle or typical is None:
         return state, ()

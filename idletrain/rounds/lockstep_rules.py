@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from idletrain.rounds.protocol import Persist, RoundCommand
-from idletrain.rounds.table import Phase, RoundState, WorkerState, with_subnet
+from idletrain.rounds.table import Phase, RoundState, with_subnet
+from idletrain.rounds.worker_table import WorkerState
 
 
 def all_steps_done(state: RoundState) -> bool:
     """Return whether every subnet has a checkpoint of all its local steps, and some are not yet being stored."""
-    if not state.subnets.count(Phase.WAITING, Phase.LEASED):
+    if not state.rules.lockstep or not state.subnets.count(Phase.WAITING, Phase.LEASED):
         return False
     return all(subnet.steps == state.rules.local_steps for subnet in state.subnets)
 

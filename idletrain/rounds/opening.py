@@ -9,6 +9,7 @@ from dataclasses import replace
 from idletrain.rounds import rolling_rules, state, table
 from idletrain.rounds.run_context import RunContext
 from idletrain.rounds.sizing import SubnetSizing
+from idletrain.rounds.worker_table import WorkerState
 
 
 async def open_epoch(run: RunContext, sizing: SubnetSizing, watch: table.Watch | None) -> table.RoundState:
@@ -51,7 +52,7 @@ async def open_epoch(run: RunContext, sizing: SubnetSizing, watch: table.Watch |
     now = time.monotonic()
     needs, exclusive = await asyncio.to_thread(sizing.needs, directory.specs)
     workers = {
-        address: table.WorkerState(memory_bytes=capacity.memory_bytes, leases=capacity.leases, cohort=capacity.cohort)
+        address: WorkerState(memory_bytes=capacity.memory_bytes, leases=capacity.leases, cohort=capacity.cohort)
         for address, capacity in sizing.capacities().items()
     }
     name, epoch, number = run.job.name, directory.epoch, directory.round

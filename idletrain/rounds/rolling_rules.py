@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from idletrain.rounds.assignment import has_room, is_idle, lease_subnets, queued_subnets, unwanted
+from idletrain.rounds.assignment import lease_subnets, queued_subnets, unwanted
 from idletrain.rounds.lost_leases import describe_lost, lose_leases
 from idletrain.rounds.protocol import Commit, Persist, RoundCommand
 from idletrain.rounds.table import Phase, RoundState, RunStage, SubnetState, SubnetTable, with_subnet
@@ -69,9 +69,10 @@ def still_needed(state: RoundState) -> Sequence[int]:
 
 def grant_leases(state: RoundState, now: float) -> tuple[RoundState, tuple[RoundCommand, ...]]:
     """Lease the waiting subnets that the run still needs: to idle workers first, then to those with room for one."""
-    state, first = lease_subnets(state, now, still_needed(state), is_idle)
-    state, moved = lease_subnets(state, now, queued_subnets(state), is_idle)
-    state, second = lease_subnets(state, now, still_needed(state), has_room)
+    state, first = lease_subnets(state, now, still_needed(state), state.workers.idle)
+    queued = queued_subnets(state) if state.workers.idle else ()
+    state, moved = lease_subnets(state, now, queued, state.workers.idle)
+    state, second = lease_subnets(state, now, still_needed(state), state.workers.roomy)
     return state, (*first, *moved, *second)
 
 

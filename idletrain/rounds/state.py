@@ -26,7 +26,7 @@ from typing import Any
 
 from idletrain.exchange.messages import Reply
 from idletrain.rounds import backups, lockstep_rules, rolling_rules, verdicts, worker_events
-from idletrain.rounds.assignment import free_slot, has_room, is_idle, lease_subnets, queued_subnets
+from idletrain.rounds.assignment import free_slot, lease_subnets, queued_subnets
 from idletrain.rounds.best import best_round, evaluations_since_best
 from idletrain.rounds.closing import close, should_close
 from idletrain.rounds.lost_leases import lose_leases
@@ -60,11 +60,11 @@ from idletrain.rounds.table import (
     RunStage,
     SubnetState,
     SubnetTable,
-    WorkerState,
     with_subnet,
     with_worker,
 )
 from idletrain.rounds.worker_events import Transition
+from idletrain.rounds.worker_table import WorkerState, WorkerTable
 
 
 class IllegalEventError(Exception):
@@ -110,7 +110,7 @@ def open_run(
         epoch=epoch,
         round=round_,
         subnets=subnets,
-        workers=workers,
+        workers=WorkerTable.of(workers),
         stage=RunStage.LAST_EVALUATION if last else RunStage.TRAINING,
         opened_at=now,
         evaluating=due,
@@ -200,7 +200,7 @@ def evaluation(rules: RoundRules, *, evaluate: bool = True, snapshot: bool, last
 
 def _in_new_phase(state: RoundState, local_steps: int) -> RoundState:
     """Return the state with a phase's local steps; the pace of other subnets says nothing of its own."""
-    workers = {name: replace(worker, step_seconds=None) for name, worker in state.workers.items()}
+    workers = WorkerTable.of({name: replace(worker, step_seconds=None) for name, worker in state.workers.items()})
     rules = replace(state.rules, local_steps=local_steps)
     return replace(state, rules=rules, workers=workers, typical_seconds=None, slowest_seconds=None)
 
@@ -299,18 +299,19 @@ def _grant_leases(state: RoundState, now: float) -> Transition:
     commands: tuple[RoundCommand, ...] = ()
     if state.rules.lockstep:
         state, commands = lose_leases(state, _first_leases(state, lockstep_rules.in_other_cohorts(state)), now, "moved")
-    if any(map(is_idle, state.workers.values())):  # rarely so, and this runs with every event
-        state, first = lease_subnets(state, now, state.subnets.waiting, is_idle)
-        state, second = lease_subnets(state, now, queued_subnets(state), is_idle)  # an idle worker trains it at once
+    if state.workers.idle:
+        state, first = lease_subnets(state, now, state.subnets.waiting, state.workers.idle)
+        queued = queued_subnets(state) if state.workers.idle else ()
+        state, second = lease_subnets(state, now, queued, state.workers.idle)  # an idle worker trains it at once
         commands += first + second
     if state.rules.lockstep:
         state, moved = lose_leases(state, _first_leases(state, lockstep_rules.moved_for_larger(state)), now, "moved")
         return state, commands + moved
     if not state.subnets.waiting:
         return state, commands
-    if len(state.subnets.waiting) < sum(map(has_room, state.workers.values())):
+    if len(state.subnets.waiting) < len(state.workers.roomy):
         return state, commands
-    state, second = lease_subnets(state, now, state.subnets.waiting, has_room)
+    state, second = lease_subnets(state, now, state.subnets.waiting, state.workers.roomy)
     return state, commands + second
 
 

@@ -6,15 +6,16 @@ each event went over every subnet, a thousand subnets would cost the head second
 
 from __future__ import annotations
 
-import bisect
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, overload
+from typing import overload
 
 from idletrain.exchange.messages import Activity
 from idletrain.rounds.best import Scores
+from idletrain.rounds.persistent import PersistentList, PersistentOrder
+from idletrain.rounds.worker_table import WorkerState, WorkerTable
 
 
 class Phase(enum.Enum):
@@ -114,42 +115,59 @@ class SubnetState:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting(Collection[int]):
+    """The numbers of the subnets that wait for a lease, in the order in which they are leased."""
+
+    order: PersistentOrder
+
+    def __iter__(self) -> Iterator[int]:
+        return (key[-1] for key in self.order)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __contains__(self, k: object) -> bool:
+        return any(k == other for other in self)
+
+
+@dataclass(frozen=True, slots=True)
 class SubnetTable(Sequence[SubnetState]):
     """The subnets of a round, by number.
 
     Attributes:
+        size: How many there are.
         phases: How many are in each phase.
-        waiting: The numbers of those that wait for a lease, in the order in which they are leased.
+        waiting: Those that wait for a lease.
         started: How many have steps in the store.
     """
 
-    subnets: tuple[SubnetState, ...]
+    rows: PersistentList[SubnetState]
+    size: int
     phases: Mapping[Phase, int]
-    waiting: tuple[int, ...]
+    waiting: Waiting
     started: int
 
     @classmethod
     def of(cls, subnets: Iterable[SubnetState]) -> SubnetTable:
         """Return the table of these subnets."""
         rows = tuple(subnets)
-        waiting = sorted((k for k, s in enumerate(rows) if s.phase is Phase.WAITING), key=lambda k: _rank(rows, k))
+        waiting = PersistentOrder.of(_rank(s, k) for k, s in enumerate(rows) if s.phase is Phase.WAITING)
         counts = Counter(s.phase for s in rows)
-        return cls(rows, {phase: counts[phase] for phase in Phase}, tuple(waiting), sum(s.steps > 0 for s in rows))
+        phases = {phase: counts[phase] for phase in Phase}
+        started = sum(s.steps > 0 for s in rows)
+        return cls(PersistentList.of(rows), len(rows), phases, Waiting(waiting), started)
 
     def put(self, k: int, subnet: SubnetState) -> SubnetTable:
-        """Return the table with subnet `k` replaced by one of the same need."""
-        old = self.subnets[k]
-        rows = list(self.subnets)
-        rows[k] = subnet
-        phases, waiting = self.phases, self.waiting
+        """Return the table with subnet `k` replaced."""
+        old, phases, order = self.rows[k], self.phases, self.waiting.order
+        if old.phase is Phase.WAITING:
+            order = order.remove(_rank(old, k))
+        if subnet.phase is Phase.WAITING:
+            order = order.add(_rank(subnet, k))
         if subnet.phase is not old.phase:
             phases = {**phases, old.phase: phases[old.phase] - 1, subnet.phase: phases[subnet.phase] + 1}
-            at = bisect.bisect_left(waiting, _rank(rows, k), key=lambda other: _rank(rows, other))
-            if old.phase is Phase.WAITING:
-                waiting = waiting[:at] + waiting[at + 1 :]
-            elif subnet.phase is Phase.WAITING:
-                waiting = (*waiting[:at], k, *waiting[at:])
-        return SubnetTable(tuple(rows), phases, waiting, self.started + (subnet.steps > 0) - (old.steps > 0))
+        started = self.started + (subnet.steps > 0) - (old.steps > 0)
+        return SubnetTable(self.rows.put(k, subnet), self.size, phases, Waiting(order), started)
 
     def count(self, *phases: Phase) -> int:
         """Count the subnets in these phases."""
@@ -160,18 +178,18 @@ class SubnetTable(Sequence[SubnetState]):
     @overload
     def __getitem__(self, k: slice) -> tuple[SubnetState, ...]: ...
     def __getitem__(self, k: int | slice) -> SubnetState | tuple[SubnetState, ...]:
-        return self.subnets[k]
+        return tuple(self.rows)[k] if isinstance(k, slice) else self.rows[k]
 
     def __len__(self) -> int:
-        return len(self.subnets)
+        return self.size
 
     def __iter__(self) -> Iterator[SubnetState]:
-        return iter(self.subnets)
+        return iter(self.rows)
 
 
-def _rank(rows: Sequence[SubnetState], k: int) -> tuple[float, int, int]:
+def _rank(subnet: SubnetState, k: int) -> tuple[float, int, int]:
     """Return the sort key by which subnets are leased: the one drawn first, of a round the largest."""
-    return rows[k].opened_at, -rows[k].need_bytes, k
+    return subnet.opened_at, -subnet.need_bytes, k
 
 
 class RunStage(enum.Enum):
@@ -235,44 +253,6 @@ class RoundRules:
         return self.target is not None or self.watch is not None
 
 
-class HeldSubnet(NamedTuple):
-    """A subnet that a worker holds, of the open round or of an earlier one that its attempt has outlived."""
-
-    number: int
-    need_bytes: int
-    exclusive: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerState:
-    """A worker that may be leased subnets.
-
-    Attributes:
-        leases: Subnets it can hold at once: while it trains one, it pulls the next and pushes the last.
-        cohort: Workers of one cohort compute the same bits.
-        attempts: The subnet of each attempt that it holds, in the order in which it trains them.
-        unwanted: Since when each of these attempts has no lease any more; it ends with the step that it is in.
-        faults: Damaged pushes and failed attempts.
-        step_seconds: Seconds a step of its last whole attempt, with what it pulled and pushed, or None.
-        hung: Whether it makes no step though it is alive; it gets no lease.
-    """
-
-    memory_bytes: int
-    leases: int = 1
-    cohort: str = ""
-    draining: bool = False
-    attempts: Mapping[int, HeldSubnet] = field(default_factory=dict)
-    unwanted: Mapping[int, float] = field(default_factory=dict)
-    faults: int = 0
-    step_seconds: float | None = None
-    hung: bool = False
-
-    @property
-    def stays(self) -> bool:
-        """Return whether it may be leased subnets."""
-        return not (self.draining or self.hung)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
     """A run between two events.
@@ -293,7 +273,7 @@ class RoundState:
     epoch: int
     round: int
     subnets: SubnetTable
-    workers: Mapping[str, WorkerState] = field(default_factory=dict)
+    workers: WorkerTable = field(default_factory=WorkerTable)
     stage: RunStage = RunStage.TRAINING
     attempts: int = 0
     opened_at: float = 0.0
@@ -313,7 +293,7 @@ class RoundState:
 
 def with_worker(state: RoundState, name: str, worker: WorkerState) -> RoundState:
     """Return the state with a worker added or replaced."""
-    return replace(state, workers={**state.workers, name: worker})
+    return replace(state, workers=state.workers.put(name, worker))
 
 
 def with_subnet(state: RoundState, k: int, subnet: SubnetState) -> RoundState:

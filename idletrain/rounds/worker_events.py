@@ -24,7 +24,8 @@ from idletrain.rounds.protocol import (
     WorkerLeft,
     WorkerSick,
 )
-from idletrain.rounds.table import Lease, Phase, RoundState, RunStage, WorkerState, with_subnet, with_worker
+from idletrain.rounds.table import Lease, Phase, RoundState, RunStage, with_subnet, with_worker
+from idletrain.rounds.worker_table import WorkerState
 
 Transition = tuple[RoundState, tuple[RoundCommand, ...]]
 
@@ -54,10 +55,10 @@ def on_worker_left(state: RoundState, event: WorkerLeft) -> Transition:
     worker = state.workers.get(event.worker)
     if worker is None:
         return state, ()
-    others = {name: w for name, w in state.workers.items() if name != event.worker}
     cause = "notice" if worker.draining else "hang" if worker.hung else "kill"
-    held = [(k, lease) for k, s in enumerate(state.subnets) for lease in s.leases if lease.worker == event.worker]
-    state = replace(state, workers=others)
+    leases = [(held.number, state.lease_of(held.number, attempt)) for attempt, held in worker.attempts.items()]
+    held = sorted(((k, lease) for k, lease in leases if lease), key=lambda one: one[0])
+    state = replace(state, workers=state.workers.drop(event.worker))
     suspects = [(k, lease) for k, lease in held if not lease.queued and lease.stored_steps == lease.base_steps]
     if cause == "kill" and not suspects:
         state = _without_deaths(state)

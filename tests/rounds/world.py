@@ -26,7 +26,8 @@ from idletrain.rounds.protocol import (
     WorkerJoined,
 )
 from idletrain.rounds.state import advance
-from idletrain.rounds.table import Phase, RoundRules, RoundState, RunStage, SubnetTable, WorkerState
+from idletrain.rounds.table import Phase, RoundRules, RoundState, RunStage, SubnetTable
+from idletrain.rounds.worker_table import WorkerState, WorkerTable
 
 STEPS = 4
 SMALL, LARGE = 10, 100
@@ -181,6 +182,9 @@ class World:
             for old, new in zip(before.subnets, now.subnets, strict=True):
                 assert (new.round, new.steps) >= (old.round, old.steps), "stored steps are gone"
         assert now.subnets == SubnetTable.of(now.subnets)
+        anew = WorkerTable.of(now.workers)
+        assert now.workers == anew
+        assert (now.workers.idle, now.workers.roomy, now.workers.busy) == (anew.idle, anew.roomy, anew.busy)
         if now.stage is RunStage.DONE:
             return
         assert all(s.phase is Phase.LEASED for s in now.subnets if s.lease.queued)

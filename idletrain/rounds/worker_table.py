@@ -1,0 +1,119 @@
+"""The workers of a run between two events, and which of them are idle or have room for another subnet. Immutable data.
+
+Events change one worker at a time; none looks at all of them, of which there may be thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from idletrain.rounds.persistent import PersistentMap
+
+
+class HeldSubnet(NamedTuple):
+    """A subnet that a worker holds, of the open round or of an earlier one that its attempt has outlived."""
+
+    number: int
+    need_bytes: int
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """A worker that may be leased subnets.
+
+    Attributes:
+        leases: Subnets it can hold at once: while it trains one, it pulls the next and pushes the last.
+        cohort: Workers of one cohort compute the same bits.
+        attempts: The subnet of each attempt that it holds, in the order in which it trains them.
+        unwanted: Since when each of these attempts has no lease any more; it ends with the step that it is in.
+        faults: Damaged pushes and failed attempts.
+        step_seconds: Seconds a step of its last whole attempt, with what it pulled and pushed, or None.
+        hung: Whether it makes no step though it is alive; it gets no lease.
+    """
+
+    memory_bytes: int
+    leases: int = 1
+    cohort: str = ""
+    draining: bool = False
+    attempts: Mapping[int, HeldSubnet] = field(default_factory=dict)
+    unwanted: Mapping[int, float] = field(default_factory=dict)
+    faults: int = 0
+    step_seconds: float | None = None
+    hung: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Return whether it may be leased subnets."""
+        return not (self.draining or self.hung)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it may be leased a subnet and holds none."""
+        return self.stays and not self.attempts
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether it is busy and may be leased another subnet, to pull it while it trains."""
+        return self.stays and 0 < len(self.attempts) < self.leases
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerTable(Mapping[str, WorkerState]):
+    """The workers by address.
+
+    Attributes:
+        workers: All of them.
+        idle: Those that are idle.
+        roomy: Those that have room.
+        busy: Those that hold more than one subnet.
+    """
+
+    workers: PersistentMap[WorkerState] = field(default_factory=PersistentMap)
+    idle: PersistentMap[None] = field(default_factory=PersistentMap)
+    roomy: PersistentMap[None] = field(default_factory=PersistentMap)
+    busy: PersistentMap[None] = field(default_factory=PersistentMap)
+
+    @classmethod
+    def of(cls, workers: Mapping[str, WorkerState]) -> WorkerTable:
+        """Return the table of these workers."""
+        table = cls()
+        for name, worker in workers.items():
+            table = table.put(name, worker)
+        return table
+
+    def put(self, name: str, worker: WorkerState) -> WorkerTable:
+        """Return the table with a worker added or replaced."""
+        return WorkerTable(
+            self.workers.put(name, worker),
+            _marked(self.idle, name, worker.is_idle),
+            _marked(self.roomy, name, worker.has_room),
+            _marked(self.busy, name, len(worker.attempts) > 1),
+        )
+
+    def drop(self, name: str) -> WorkerTable:
+        """Return the table without a worker."""
+        return WorkerTable(self.workers.drop(name), *(part.drop(name) for part in (self.idle, self.roomy, self.busy)))
+
+    def __getitem__(self, name: str) -> WorkerState:
+        return self.workers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.workers)
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _marked(names: PersistentMap[None], name: str, marked: bool) -> PersistentMap[None]:
+    """Return the names with one among them or not."""
+    if marked == (name in names):
+        return names
+    return names.put(name, None) if marked else names.drop(name)
