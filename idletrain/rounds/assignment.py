@@ -6,10 +6,10 @@ import bisect
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from idletrain.exchange.messages import LeaseId
 from idletrain.rounds import lockstep_rules
+from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import GrantLease
 from idletrain.rounds.table import (
     Lease,
@@ -38,7 +38,7 @@ def able_workers(state: RoundState, subnet: SubnetState) -> list[str]:
     return [
         name
         for name, worker in state.workers.items()
-        if worker.stays and _is_sound(worker) and worker.memory_bytes >= subnet.need_bytes
+        if worker.stays and is_sound(worker) and worker.memory_bytes >= subnet.need_bytes
         if worker.is_idle or not state.rules.lockstep
     ]
 
@@ -105,7 +105,7 @@ def _sound_workers(state: RoundState, names: Collection[str]) -> dict[str, Worke
     """
     candidates = _of_cohort(state, names) if state.rules.lockstep else state.workers
     workers = {name: state.workers[name] for name in candidates}
-    return {name: worker for name, worker in workers.items() if worker.stays and _is_sound(worker)}
+    return {name: worker for name, worker in workers.items() if worker.stays and is_sound(worker)}
 
 
 def grant(state: RoundState, now: float, k: int, name: str, *, backup: bool = False) -> tuple[RoundState, GrantLease]:
@@ -208,7 +208,8 @@ def _avoided(subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]
     return failed if fresh else frozenset()
 
 
-def _is_sound(worker: WorkerState) -> bool:
+def is_sound(worker: WorkerState) -> bool:
+    """Return whether a worker's word is trusted: it is not in quarantine."""
     return worker.faults < QUARANTINE_AFTER
 
 
@@ -220,7 +221,7 @@ def _fits(worker: WorkerState, subnet: SubnetState, sound: Callable[[], Mapping[
     """
     if subnet.exclusive and worker.attempts:
         return False
-    return _is_sound(worker) or all(other.memory_bytes < subnet.need_bytes for other in sound().values())
+    return is_sound(worker) or all(other.memory_bytes < subnet.need_bytes for other in sound().values())
 
 
 def _worth_leasing(state: RoundState, subnet: SubnetState) -> bool:

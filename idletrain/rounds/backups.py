@@ -6,10 +6,11 @@ Under `reissue` the bits are the same whichever attempt finishes first. Pure.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
 
 from idletrain.rounds import rolling_rules
-from idletrain.rounds.assignment import able_workers, grant
+from idletrain.rounds.assignment import grant, is_sound
+from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import GrantLease
 from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState
 from idletrain.rounds.verdicts import typical_step_seconds
@@ -28,7 +29,11 @@ def lease_slow_again(state: RoundState, now: float) -> tuple[RoundState, tuple[G
     if now - state.backups_at < PAUSE_SECONDS:
         return state, ()
     state = replace(state, backups_at=now)
-    idle = set(state.workers.idle)
+    idle = sorted(
+        (state.workers[name].step_seconds or math.inf, name)
+        for name in state.workers.idle
+        if is_sound(state.workers[name])
+    )
     typical = typical_step_seconds(state)
     if not idle or typical is None:
         return state, ()
@@ -36,19 +41,21 @@ def lease_slow_again(state: RoundState, now: float) -> tuple[RoundState, tuple[G
     slow = [k for k, subnet in enumerate(state.subnets) if subnet.phase is Phase.LEASED and not subnet.backup]
     for k in sorted(slow, key=lambda k: -_seconds_left(state, state.subnets[k].lease, now, math.inf, typical)):
         subnet = state.subnets[k]
-        chosen = _quickest(state, subnet, idle)
-        if chosen and _pays(state, subnet, state.workers[chosen], now, typical):
-            idle.discard(chosen)
-            state, command = grant(state, now, k, chosen, backup=True)
+        quickest = _first_able(state, subnet, idle)
+        if quickest and _pays(state, subnet, state.workers[quickest[1]], now, typical):
+            idle.remove(quickest)
+            state, command = grant(state, now, k, quickest[1], backup=True)
             commands.append(command)
+        if not idle:
+            break
     return state, tuple(commands)
 
 
-def _quickest(state: RoundState, subnet: SubnetState, idle: set[str]) -> str | None:
-    """Return the idle worker that would train a subnet in the least time; None if none can hold it."""
+def _first_able(state: RoundState, subnet: SubnetState, idle: Sequence[tuple[float, str]]) -> tuple[float, str] | None:
+    """Return the first of the idle workers, the quickest first, that can hold a subnet and did not fail on it."""
     failed = {*subnet.diverged, *subnet.failed, subnet.lease.worker}
-    able = [name for name in able_workers(state, subnet) if name in idle - failed]
-    return min(able, key=lambda name: (state.workers[name].step_seconds or math.inf, name), default=None)
+    able = (one for one in idle if one[1] not in failed and state.workers[one[1]].memory_bytes >= subnet.need_bytes)
+    return next(able, None)
 
 
 def _pays(state: RoundState, subnet: SubnetState, worker: WorkerState, now: float, typical: float) -> bool:

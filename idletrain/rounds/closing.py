@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from idletrain.rounds.assignment import unwanted
 from idletrain.rounds.lost_leases import describe_lost, expected_seconds, salvage_subnet, worth_salvaging
+from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import Persist, RoundCommand
 from idletrain.rounds.table import Phase, RoundState, with_subnet
 

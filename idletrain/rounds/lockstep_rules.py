@@ -8,8 +8,8 @@ have. Pure functions of a round's state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import Persist, RoundCommand
 from idletrain.rounds.table import Phase, RoundState, with_subnet
 from idletrain.rounds.worker_table import WorkerState

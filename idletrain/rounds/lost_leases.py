@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from idletrain.rounds.assignment import unwanted
+from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import LeaseLost, Persist, RoundCommand
 from idletrain.rounds.table import Lease, Phase, RoundRules, RoundState, SubnetState, with_subnet
 
@@ -50,7 +51,7 @@ def salvage_subnet(state: RoundState, k: int, now: float, cause: str) -> tuple[R
     lease = replace(subnet.lease, stored_steps=steps, reported_steps=steps, reported_at=now)
     subnet = replace(subnet, steps=steps, lost=True, lease=lease)
     state = unwanted(with_subnet(state, k, subnet), lease, now)
-    lost = replace(describe_lost(state, k, lease, now, cause), lost_steps=0, norm_fraction=norm_fraction)
+    lost = dataclasses.replace(describe_lost(state, k, lease, now, cause), lost_steps=0, norm_fraction=norm_fraction)
     state = with_subnet(state, k, replace(subnet, phase=Phase.STORING, lease=replace(lease, queued=False)))
     return state, (lost, Persist(k, lease.attempt, steps, norm_fraction))
 

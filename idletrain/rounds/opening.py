@@ -46,6 +46,7 @@ async def open_epoch(run: RunContext, sizing: SubnetSizing, watch: table.Watch |
         watch=watch,
         lockstep=lockstep,
         lane_neurons=directory.rolling.neurons if directory.rolling else (),
+        open_neurons=sum(directory.rolling.neurons) if directory.rolling else 0,
         neurons=sum(run.program.layout.sizes) if directory.rolling else 0,
     )
     staged = {k: update.steps for k, update in directory.staged.items()}

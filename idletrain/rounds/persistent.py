@@ -11,12 +11,26 @@ import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 V = TypeVar("V")
 SHARDS = 64
 CHUNK = 256
 Key = tuple[Any, ...]
+
+if TYPE_CHECKING:
+    from dataclasses import replace as replace
+else:
+
+    def replace(one: V, **changes: Any) -> V:
+        """Return a copy of a dataclass' instance with some fields changed, as `dataclasses.replace`.
+
+        Without calling `__init__` with every field, this takes a tenth of the time. The class must not have slots.
+        """
+        copy = object.__new__(type(one))
+        copy.__dict__.update(one.__dict__)
+        copy.__dict__.update(changes)
+        return copy
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,11 +7,11 @@ at once, so that its neurons are free again; a slow node's subnet is, too, befor
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 
 from idletrain.rounds.assignment import lease_subnets, queued_subnets, unwanted
 from idletrain.rounds.lost_leases import describe_lost, lose_leases
+from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import Commit, Persist, RoundCommand
 from idletrain.rounds.table import Phase, RoundState, RunStage, SubnetState, SubnetTable, with_subnet
 
@@ -46,7 +46,7 @@ def rounds_passed(state: RoundState) -> int:
     return min(rules.rounds, state.neuron_steps // (rules.neurons * rules.local_steps))
 
 
-def still_needed(state: RoundState) -> Sequence[int]:
+def still_needed(state: RoundState) -> Collection[int]:
     """Return the waiting subnets that the run still needs, those waiting longest first.
 
     Towards its end it waits for those that are under way and begins no more than it takes.
@@ -54,10 +54,12 @@ def still_needed(state: RoundState) -> Sequence[int]:
     rules, under_way = state.rules, (Phase.LEASED, Phase.STORING)
     if not state.subnets.waiting:
         return ()
-    coming = sum(
+    left = rules.rounds * rules.local_steps * rules.neurons - state.neuron_steps
+    if left > rules.local_steps * rules.open_neurons:  # more than all lanes give
+        return state.subnets.waiting
+    left -= sum(
         rules.local_steps * rules.lane_neurons[k] for k, subnet in enumerate(state.subnets) if subnet.phase in under_way
     )
-    left = rules.rounds * rules.local_steps * rules.neurons - state.neuron_steps - coming
     needed: list[int] = []
     for k in state.subnets.waiting:
         if left <= 0:

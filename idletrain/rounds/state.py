@@ -21,7 +21,6 @@ slow ones that get a second lease; `verdicts` says whose fault failures are, `lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from idletrain.exchange.messages import Reply
@@ -30,6 +29,7 @@ from idletrain.rounds.assignment import free_slot, lease_subnets, queued_subnets
 from idletrain.rounds.best import best_round, evaluations_since_best
 from idletrain.rounds.closing import close, should_close
 from idletrain.rounds.lost_leases import lose_leases
+from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import (
     AttemptEnded,
     ClockTick,
@@ -158,6 +158,9 @@ def _on_tick(state: RoundState, event: ClockTick) -> Transition:
         held = [(k, lease.attempt) for k, s in enumerate(state.subnets) for lease in s.leases if lease.worker == name]
         state, more = lose_leases(state, held, event.now, "hang")
         commands += (WorkerSick(name, "hang", seconds), *more)
+    if state.rules.rolling and state.stage is RunStage.TRAINING:
+        state, stored = rolling_rules.commit_partial(state, event.now)
+        commands += stored
     return state, commands
 
 
@@ -272,13 +275,12 @@ def _next_actions(state: RoundState, now: float) -> Transition:
         return state, ()
     if lockstep_rules.all_steps_done(state):
         return lockstep_rules.persist_all(state)
-    state, stored = rolling_rules.commit_partial(state, now) if state.rules.rolling else (state, ())
     state, leases = _grant_leases(state, now)
     state, seconds = backups.lease_slow_again(state, now)
     leases += seconds
     if state.rules.rolling:
         state, passed = rolling_rules.pass_round(state, now)
-        return state, (*stored, *leases, *passed)
+        return state, (*leases, *passed)
     state, closing = close(state, now) if should_close(state, now) else (state, ())
     subnets = state.subnets
     whole = subnets.count(Phase.STAGED, Phase.ABSENT) == len(subnets) and subnets.count(Phase.STAGED)

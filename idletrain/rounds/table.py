@@ -9,12 +9,12 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import overload
 
 from idletrain.exchange.messages import Activity
 from idletrain.rounds.best import Scores
-from idletrain.rounds.persistent import PersistentList, PersistentOrder
+from idletrain.rounds.persistent import PersistentList, PersistentOrder, replace
 from idletrain.rounds.worker_table import WorkerState, WorkerTable
 
 
@@ -28,7 +28,7 @@ class Phase(enum.Enum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lease:
     """One attempt's right to write a subnet.
 
@@ -65,7 +65,7 @@ class Lease:
 NO_LEASE = Lease()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SubnetState:
     """One subnet of the open round; under `rolling`, the open one of a lane.
 
@@ -216,7 +216,7 @@ class Watch:
     patience: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundRules:
     """The settings by which rounds are run.
 
@@ -228,6 +228,7 @@ class RoundRules:
         target: Test accuracy at which the run ends, or None.
         watch: What tells the best network, or None if none is kept.
         lane_neurons: Under `rolling`, the number of neurons of each lane's subnets; else empty.
+        open_neurons: Under `rolling`, their sum.
         neurons: Under `rolling`, those of the network.
     """
 
@@ -240,6 +241,7 @@ class RoundRules:
     watch: Watch | None = None
     lockstep: bool = False
     lane_neurons: tuple[int, ...] = ()
+    open_neurons: int = 0
     neurons: int = 0
 
     @property
@@ -253,7 +255,7 @@ class RoundRules:
         return self.target is not None or self.watch is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundState:
     """A run between two events.
 

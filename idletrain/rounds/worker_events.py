@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from idletrain.exchange.messages import LeaseId, Reply
 from idletrain.rounds import verdicts
 from idletrain.rounds.assignment import QUARANTINE_AFTER, able_workers, free_slot, take_turn, yield_turn
 from idletrain.rounds.lost_leases import lose_leases, overtake
+from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import (
     AttemptEnded,
     Finish,

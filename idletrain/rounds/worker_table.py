@@ -20,7 +20,7 @@ class HeldSubnet(NamedTuple):
     exclusive: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerState:
     """A worker that may be leased subnets.
 

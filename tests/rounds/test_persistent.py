@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.rounds import persistent
-from idletrain.rounds.persistent import PersistentList, PersistentMap, PersistentOrder
+from idletrain.rounds.persistent import PersistentList, PersistentMap, PersistentOrder, replace
+from idletrain.rounds.table import Lease
 
 NAMES = st.sampled_from([f"tcp://10.0.0.{n}:1" for n in range(12)])
 
@@ -75,3 +77,10 @@ def test_an_order_is_a_sorted_set(seed: int, keys: list[int]) -> None:
         assert len(held) == len(expected)
     assert list(held) == sorted(expected)
     assert all(0 < len(chunk) <= 2 * persistent.CHUNK for chunk in held.chunks)
+
+
+def test_a_replaced_copy_is_that_of_dataclasses() -> None:
+    lease = Lease(attempt=3, worker="a", granted_at=1.0)
+    copy = replace(lease, worker="b", queued=True)
+    assert copy == dataclasses.replace(lease, worker="b", queued=True)
+    assert (lease.worker, lease.queued) == ("a", False)

@@ -24,7 +24,8 @@ from idletrain.rounds.table import Phase, RunStage
 
 def rolling(lanes: int = 3, **rules: object) -> World:
     """A run with lanes of 10 neurons each, of a network with 15 for each: a round takes 6 whole subnets of 4 lanes."""
-    settings = {"lane_neurons": (10,) * lanes, "neurons": 15 * lanes, "needs": (SMALL,) * lanes, "evaluate_every": 1}
+    settings = {"needs": (SMALL,) * lanes, "evaluate_every": 1}
+    settings |= {"lane_neurons": (10,) * lanes, "open_neurons": 10 * lanes, "neurons": 15 * lanes}
     world = World(**(settings | rules))
     world.state = rolling_rules.with_lanes(world.state, [0] * lanes, 0)
     return world
@@ -122,6 +123,7 @@ def test_steps_of_a_lost_worker_are_committed_at_once_and_its_neurons_go_on() ->
     world.send(Pushed, lost.lease, steps=2, update=False)
     world.running.remove(lost)
     world.do(WorkerLeft, worker="a")
+    world.do(ClockTick)
     assert world.log[-1] == Persist(lost.lease.subnet, lost.lease.attempt, 2)
     world.store(lost.lease.subnet)
     assert world.state.neuron_steps == 2 * 10
