@@ -184,6 +184,7 @@ def final_lines(summary: Summary, status_text: str) -> list[str]:
         f"  preemptions: {summary.notices} with notice, {summary.kills} without",
         f"  {summary.reissues} subnets were leased again to other workers, {summary.backups} slow ones a second time",
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
+        *([f"  each neuron had at least {least:.0%} of the mean's steps"] if (least := summary.least_trained) else []),
         f"  {summary.bytes_down / 1e6:.0f} MB pulled, {summary.bytes_up / 1e6:.0f} MB pushed",
         *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
         *(f"  warning: {reason}" for reason in summary.warnings),

@@ -32,8 +32,9 @@ and `kind`. The kinds and their fields:
                      and dropped_bytes (no longer accepted); of a very wide output sampler_draws and
                      sampler_fallbacks (batches for which nothing was retrieved); in lockstep peer_bytes
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
-                     compute, push, commit), loss (mean training loss of the subnets' last steps), and with a
-                     forecast expected (likewise)
+                     compute, push, commit), loss (mean training loss of the subnets' last steps), under
+                     preemption.policy: rolling least_trained (the least steps of a neuron, over the mean's), and with
+                     a forecast expected (likewise)
     evaluated        round, accuracy, loss, calibration_error, temperature, metrics (by name; null where one is no
                      number), seconds
     best             round, metric, value (the best network so far; its snapshot is kept)

@@ -104,6 +104,7 @@ class RunTotals:
         machines: Events of cloud instances and of the run's end, for the bill.
         settings: Command, job, versions and hardware from the last `run_started` event.
         seconds_before: Seconds of the earlier head sessions.
+        least_trained: Without rounds, the least steps of a neuron over the mean's, as of the last round.
         metrics: The job's metrics at the last evaluation, by name.
         better: Which of two values of a metric is the better one, `higher` or `lower`, by its name.
         best: The best network so far: its `round`, the `metric` that tells it, and the `value`; None if none is kept.
@@ -148,6 +149,7 @@ class RunTotals:
     calibration_error: float | None = None
     temperature: float | None = None
     train_loss: float | None = None
+    least_trained: float | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     better: dict[str, str] = field(default_factory=dict)
     best: dict[str, Any] | None = None

@@ -49,6 +49,7 @@ class Summary(RunTotals):
             "calibration_error": self.calibration_error,
             "temperature": self.temperature,
             "train_loss": self.train_loss,
+            "least_trained": self.least_trained,
             "metrics": dict(self.metrics),
             "best": self.best,
             "warnings": list(self.warnings),
@@ -208,6 +209,7 @@ def _committed(summary: RunTotals, event: Record) -> None:
     summary.rounds = event["round"] + 1
     summary.local_steps += event["steps"]
     summary.train_loss = event.get("loss", summary.train_loss)
+    summary.least_trained = event.get("least_trained", summary.least_trained)
     summary.bytes_down += event["bytes_down"]
     summary.bytes_up += event["bytes_up"]
     seconds = max(event["seconds"], 1e-9)

@@ -101,9 +101,15 @@ class Commits:
             bytes_up=traffic[1] - self._traffic[1],
             shares=[spec.share for spec in specs],
             loss=self._subnet_loss,
+            **self._pace(),
         )
         self._traffic, self._opened_at = traffic, ended
         return ended
+
+    def _pace(self) -> dict[str, float]:
+        """Return the least trained neuron's steps over those of the mean, where neurons have no steps in common."""
+        rolling = self._run.directory.rolling
+        return {"least_trained": float(rolling.pace.min())} if rolling else {}
 
     async def evaluate(self, command: protocol.Evaluate) -> None:
         """Evaluate and write the committed network while the next round trains; it does not change until Evaluated.

@@ -19,7 +19,7 @@ CHUNK = 256
 Key = tuple[Any, ...]
 
 if TYPE_CHECKING:
-    from dataclasses import replace as replace
+    from dataclasses import replace as replace  # noqa: PLC0414 (to mypy, only this is an export)
 else:
 
     def replace(one: V, **changes: Any) -> V:

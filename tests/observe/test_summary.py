@@ -17,6 +17,7 @@ RECORD_KEYS = {
     "calibration_error",
     "temperature",
     "train_loss",
+    "least_trained",
     "metrics",
     "best",
     "warnings",
@@ -143,6 +144,7 @@ def test_the_sum_of_a_churned_run() -> None:
         "calibration_error": 0.02,
         "temperature": 1.1,
         "train_loss": 0.4,
+        "least_trained": None,
         "metrics": {},
         "best": None,
         "warnings": [],
@@ -312,6 +314,15 @@ def test_a_round_s_record_is_the_sum_so_far() -> None:
         "goodput": None,
         "preemptions": {"notice": 0, "kill": 0},
     }
+
+
+def test_without_rounds_an_update_is_accepted_as_it_comes_and_the_least_trained_neuron_is_told() -> None:
+    run = {**started(), "policy": "rolling"}
+    last = {**committed(5.0, 0), "least_trained": 0.75}
+    summary = summary_of([run, joined(0.0, "a"), leased(0.0, 0, "a"), staged(4.0, 0, 4.0), last])
+    assert [cell.state for cell in summary.grid[0]][:1] == ["accepted"]
+    assert summary.as_record()["least_trained"] == 0.75
+    assert "  each neuron had at least 75% of the mean's steps" in final_lines(summary, "done")
 
 
 def test_a_phase_has_subnets_and_steps_of_its_own() -> None:
