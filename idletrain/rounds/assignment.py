@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from idletrain.exchange.messages import LeaseId
 from idletrain.rounds import lockstep_rules
@@ -22,7 +22,6 @@ from idletrain.rounds.table import (
 from idletrain.rounds.worker_table import HeldSubnet, WorkerState
 
 FIRST_LOOK = 64  # workers that are looked at first, beside four for each subnet
-QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
 
 
 def queued_subnets(state: RoundState) -> Sequence[int]:
@@ -38,7 +37,7 @@ def able_workers(state: RoundState, subnet: SubnetState) -> list[str]:
     return [
         name
         for name, worker in state.workers.items()
-        if worker.stays and is_sound(worker) and worker.memory_bytes >= subnet.need_bytes
+        if worker.stays and worker.is_sound and worker.memory_bytes >= subnet.need_bytes
         if worker.is_idle or not state.rules.lockstep
     ]
 
@@ -74,6 +73,31 @@ def lease_subnets(
     return state, tuple(commands)
 
 
+def queue_subnets(
+    state: RoundState, now: float, subnets: Collection[int], names: Iterable[str]
+) -> tuple[RoundState, tuple[GrantLease, ...]]:
+    """Lease subnets, in their order, each to the first of these workers whose free memory can hold it."""
+    before, commands, names = state, list[GrantLease](), iter(names)
+    sound = functools.partial(_sound_workers, before, ())
+    passed: list[str] = []  # too small for what came before them
+    for k in subnets:
+        subnet = before.subnets[k]
+        avoided = _avoided(subnet, sound)
+        for name in itertools.chain(passed, names):
+            worker = before.workers[name]
+            fits = _free_bytes(worker) >= subnet.need_bytes and _fits(worker, subnet, sound)
+            if fits and name not in avoided:
+                state, command = grant(state, now, k, name)
+                commands.append(command)
+                passed = [other for other in passed if other != name]
+                break
+            if name not in passed:
+                passed.append(name)
+        else:
+            break
+    return state, tuple(commands)
+
+
 def _chosen(
     state: RoundState,
     subnet: SubnetState,
@@ -105,7 +129,7 @@ def _sound_workers(state: RoundState, names: Collection[str]) -> dict[str, Worke
     """
     candidates = _of_cohort(state, names) if state.rules.lockstep else state.workers
     workers = {name: state.workers[name] for name in candidates}
-    return {name: worker for name, worker in workers.items() if worker.stays and is_sound(worker)}
+    return {name: worker for name, worker in workers.items() if worker.stays and worker.is_sound}
 
 
 def grant(state: RoundState, now: float, k: int, name: str, *, backup: bool = False) -> tuple[RoundState, GrantLease]:
@@ -132,7 +156,9 @@ def grant(state: RoundState, now: float, k: int, name: str, *, backup: bool = Fa
         leased = replace(subnet, phase=Phase.LEASED, lease=lease, in_flight=(0, 0.0))
     state = with_subnet(replace(state, attempts=attempt), k, leased)
     worker = state.workers[name]
-    held = HeldSubnet(k, subnet.need_bytes, subnet.exclusive)
+    begins = max([now, *(held.due for held in worker.attempts.values())])
+    due = begins + (state.rules.local_steps - subnet.steps) * (worker.step_seconds or 0.0)
+    held = HeldSubnet(k, subnet.need_bytes, subnet.exclusive, due)
     state = with_worker(state, name, replace(worker, attempts={**worker.attempts, attempt: held}))
     return state, GrantLease(LeaseId(state.run, state.epoch, subnet.round, k, attempt), name, subnet.steps, backup)
 
@@ -208,11 +234,6 @@ def _avoided(subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]
     return failed if fresh else frozenset()
 
 
-def is_sound(worker: WorkerState) -> bool:
-    """Return whether a worker's word is trusted: it is not in quarantine."""
-    return worker.faults < QUARANTINE_AFTER
-
-
 def _fits(worker: WorkerState, subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]) -> bool:
     """Return whether a worker may take a subnet that its memory can hold.
 
@@ -221,7 +242,7 @@ def _fits(worker: WorkerState, subnet: SubnetState, sound: Callable[[], Mapping[
     """
     if subnet.exclusive and worker.attempts:
         return False
-    return is_sound(worker) or all(other.memory_bytes < subnet.need_bytes for other in sound().values())
+    return worker.is_sound or all(other.memory_bytes < subnet.need_bytes for other in sound().values())
 
 
 def _worth_leasing(state: RoundState, subnet: SubnetState) -> bool:

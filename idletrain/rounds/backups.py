@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from idletrain.rounds import rolling_rules
-from idletrain.rounds.assignment import grant, is_sound
+from idletrain.rounds.assignment import grant
 from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import GrantLease
 from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState
@@ -32,7 +32,7 @@ def lease_slow_again(state: RoundState, now: float) -> tuple[RoundState, tuple[G
     idle = sorted(
         (state.workers[name].step_seconds or math.inf, name)
         for name in state.workers.idle
-        if is_sound(state.workers[name])
+        if state.workers[name].is_sound
     )
     typical = typical_step_seconds(state)
     if not idle or typical is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 V = TypeVar("V")
@@ -169,3 +169,19 @@ class PersistentOrder:
 
     def __len__(self) -> int:
         return self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked(Collection[V]):
+    """The last parts of keys, in the order of these."""
+
+    order: PersistentOrder = field(default_factory=PersistentOrder)
+
+    def __iter__(self) -> Iterator[V]:
+        return (key[-1] for key in self.order)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __contains__(self, one: object) -> bool:
+        return any(one == other for other in self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Sequence
 
-from idletrain.rounds.assignment import lease_subnets, queued_subnets, unwanted
+from idletrain.rounds.assignment import lease_subnets, queue_subnets, queued_subnets, unwanted
 from idletrain.rounds.lost_leases import describe_lost, lose_leases
 from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import Commit, Persist, RoundCommand
@@ -70,11 +70,14 @@ def still_needed(state: RoundState) -> Collection[int]:
 
 
 def grant_leases(state: RoundState, now: float) -> tuple[RoundState, tuple[RoundCommand, ...]]:
-    """Lease the waiting subnets that the run still needs: to idle workers first, then to those with room for one."""
+    """Lease the waiting subnets that the run still needs: to idle workers first, then to those with room for one.
+
+    Of these the one that is done first comes first.
+    """
     state, first = lease_subnets(state, now, still_needed(state), state.workers.idle)
     queued = queued_subnets(state) if state.workers.idle else ()
     state, moved = lease_subnets(state, now, queued, state.workers.idle)
-    state, second = lease_subnets(state, now, still_needed(state), state.workers.roomy)
+    state, second = queue_subnets(state, now, still_needed(state), state.workers.roomy)
     return state, (*first, *moved, *second)
 
 

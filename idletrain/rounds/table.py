@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
 from idletrain.exchange.messages import Activity
 from idletrain.rounds.best import Scores
-from idletrain.rounds.persistent import PersistentList, PersistentOrder, replace
+from idletrain.rounds.persistent import PersistentList, PersistentOrder, Ranked, replace
 from idletrain.rounds.worker_table import WorkerState, WorkerTable
 
 
@@ -115,36 +115,20 @@ class SubnetState:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting(Collection[int]):
-    """The numbers of the subnets that wait for a lease, in the order in which they are leased."""
-
-    order: PersistentOrder
-
-    def __iter__(self) -> Iterator[int]:
-        return (key[-1] for key in self.order)
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __contains__(self, k: object) -> bool:
-        return any(k == other for other in self)
-
-
-@dataclass(frozen=True, slots=True)
 class SubnetTable(Sequence[SubnetState]):
     """The subnets of a round, by number.
 
     Attributes:
         size: How many there are.
         phases: How many are in each phase.
-        waiting: Those that wait for a lease.
+        waiting: The numbers of those that wait for a lease, in the order in which they are leased.
         started: How many have steps in the store.
     """
 
     rows: PersistentList[SubnetState]
     size: int
     phases: Mapping[Phase, int]
-    waiting: Waiting
+    waiting: Ranked[int]
     started: int
 
     @classmethod
@@ -155,7 +139,7 @@ class SubnetTable(Sequence[SubnetState]):
         counts = Counter(s.phase for s in rows)
         phases = {phase: counts[phase] for phase in Phase}
         started = sum(s.steps > 0 for s in rows)
-        return cls(PersistentList.of(rows), len(rows), phases, Waiting(waiting), started)
+        return cls(PersistentList.of(rows), len(rows), phases, Ranked(waiting), started)
 
     def put(self, k: int, subnet: SubnetState) -> SubnetTable:
         """Return the table with subnet `k` replaced."""
@@ -167,7 +151,7 @@ class SubnetTable(Sequence[SubnetState]):
         if subnet.phase is not old.phase:
             phases = {**phases, old.phase: phases[old.phase] - 1, subnet.phase: phases[subnet.phase] + 1}
         started = self.started + (subnet.steps > 0) - (old.steps > 0)
-        return SubnetTable(self.rows.put(k, subnet), self.size, phases, Waiting(order), started)
+        return SubnetTable(self.rows.put(k, subnet), self.size, phases, Ranked(order), started)
 
     def count(self, *phases: Phase) -> int:
         """Count the subnets in these phases."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from idletrain.exchange.messages import LeaseId, Reply
 from idletrain.rounds import verdicts
-from idletrain.rounds.assignment import QUARANTINE_AFTER, able_workers, free_slot, take_turn, yield_turn
+from idletrain.rounds.assignment import able_workers, free_slot, take_turn, yield_turn
 from idletrain.rounds.lost_leases import lose_leases, overtake
 from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import (
@@ -25,7 +25,7 @@ from idletrain.rounds.protocol import (
     WorkerSick,
 )
 from idletrain.rounds.table import Lease, Phase, RoundState, RunStage, with_subnet, with_worker
-from idletrain.rounds.worker_table import WorkerState
+from idletrain.rounds.worker_table import QUARANTINE_AFTER, WorkerState
 
 Transition = tuple[RoundState, tuple[RoundCommand, ...]]
 

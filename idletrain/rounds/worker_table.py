@@ -9,15 +9,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from idletrain.rounds.persistent import PersistentMap
+from idletrain.rounds.persistent import PersistentMap, Ranked
+
+QUARANTINE_AFTER = 2  # damaged pushes by one worker (DLRover and NVFlare exclude after a few, too)
 
 
 class HeldSubnet(NamedTuple):
-    """A subnet that a worker holds, of the open round or of an earlier one that its attempt has outlived."""
+    """A subnet that a worker holds, of the open round or of an earlier one that its attempt has outlived.
+
+    Attributes:
+        due: When it is expected to be done, by the pace of its worker's last one.
+    """
 
     number: int
     need_bytes: int
     exclusive: bool
+    due: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +57,20 @@ class WorkerState:
         return not (self.draining or self.hung)
 
     @property
+    def is_sound(self) -> bool:
+        """Return whether its word is trusted; else it is in quarantine."""
+        return self.faults < QUARANTINE_AFTER
+
+    @property
     def is_idle(self) -> bool:
         """Return whether it may be leased a subnet and holds none."""
         return self.stays and not self.attempts
 
     @property
-    def has_room(self) -> bool:
-        """Return whether it is busy and may be leased another subnet, to pull it while it trains."""
-        return self.stays and 0 < len(self.attempts) < self.leases
+    def room_due(self) -> float | None:
+        """Return when the first subnet of a busy worker is due, if it may be leased another; of any other, None."""
+        has_room = self.stays and 0 < len(self.attempts) < self.leases
+        return next(iter(self.attempts.values())).due if has_room else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,13 +80,13 @@ class WorkerTable(Mapping[str, WorkerState]):
     Attributes:
         workers: All of them.
         idle: Those that are idle.
-        roomy: Those that have room.
+        roomy: Those that have room, the one first that is done first.
         busy: Those that hold more than one subnet.
     """
 
     workers: PersistentMap[WorkerState] = field(default_factory=PersistentMap)
     idle: PersistentMap[None] = field(default_factory=PersistentMap)
-    roomy: PersistentMap[None] = field(default_factory=PersistentMap)
+    roomy: Ranked[str] = field(default_factory=Ranked)
     busy: PersistentMap[None] = field(default_factory=PersistentMap)
 
     @classmethod
@@ -89,13 +102,24 @@ class WorkerTable(Mapping[str, WorkerState]):
         return WorkerTable(
             self.workers.put(name, worker),
             _marked(self.idle, name, worker.is_idle),
-            _marked(self.roomy, name, worker.has_room),
+            self._ranked(name, worker),
             _marked(self.busy, name, len(worker.attempts) > 1),
         )
 
     def drop(self, name: str) -> WorkerTable:
         """Return the table without a worker."""
-        return WorkerTable(self.workers.drop(name), *(part.drop(name) for part in (self.idle, self.roomy, self.busy)))
+        return WorkerTable(
+            self.workers.drop(name), self.idle.drop(name), self._ranked(name, None), self.busy.drop(name)
+        )
+
+    def _ranked(self, name: str, worker: WorkerState | None) -> Ranked[str]:
+        """Return those that have room with one worker changed, or gone."""
+        old, order = self.workers.get(name), self.roomy.order
+        before, after = (one.room_due if one else None for one in (old, worker))
+        if before == after:
+            return self.roomy
+        order = order if before is None else order.remove((before, name))
+        return Ranked(order if after is None else order.add((after, name)))
 
     def __getitem__(self, name: str) -> WorkerState:
         return self.workers[name]
