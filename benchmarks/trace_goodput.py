@@ -37,10 +37,10 @@ from benchmarks.methods import CASES, METHODS, Case, Entry
 from benchmarks.race import Stage, evaluate, progress_of, run_folder, snapshots_of
 from benchmarks.report import Figure, at_least, parser, report
 from benchmarks.time_to_accuracy import words
-from idletrain.cloud.sandbox.reclaims import TraceChange, read_trace
 from idletrain.errors import JobError
 from idletrain.observe import time_use
 from idletrain.observe.summary import summary_of
+from idletrain.simulation.trace import TraceChange, read_trace
 
 RESULTS = Path(__file__).parent / "results" / "trace_goodput.json"
 TRACE_VARIABLE = "IDLETRAIN_TRACE"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from idletrain.cli import cloud, fabric, schedule, train, watch, worker
+from idletrain.cli import cloud, fabric, schedule, simulate, train, watch, worker
 from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError
 
@@ -20,7 +20,7 @@ BUG_EXIT = 3
 # This machine, and EC2's metadata service: no proxy knows them. Names, as libraries know no address ranges here.
 NEVER_BY_PROXY = ("localhost", "127.0.0.1", "::1", "169.254.169.254")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-for group in (train, watch, worker, cloud, fabric):
+for group in (train, simulate, watch, worker, cloud, fabric):
     app.add_typer(group.app)
 app.add_typer(schedule.app, name="schedule")
 

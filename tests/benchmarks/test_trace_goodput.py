@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.environment import PEERS
 from benchmarks.trace_goodput import Life, _of_peer, figures_of, main, thinned, turns_of
-from idletrain.cloud.sandbox.reclaims import read_trace
+from idletrain.simulation.trace import read_trace
 
 TRACE = "0,add,a\n0,add,b\n100000,remove,a\n200000,add,c\n900000,remove,b\n990000,add,d\n"
 

@@ -15,7 +15,6 @@ from reader import Reader, file_of
 
 from idletrain.cli.main import bypass_proxies
 from idletrain.cloud.aws.schedules import eventbridge
-from idletrain.cloud.sandbox import reclaims
 from idletrain.cluster import contact
 from idletrain.errors import IdletrainError
 from idletrain.job_file import load_job
@@ -28,6 +27,7 @@ from idletrain.observe.sinks import WatchSettings
 from idletrain.quantities import parse_bytes, parse_seconds
 from idletrain.schedules import cron, crontab
 from idletrain.schedules.execute import machine_zone
+from idletrain.simulation import trace
 from idletrain.worker.idle import parse_share
 
 SIDE = 6  # pixels of the images
@@ -80,7 +80,7 @@ def text(content: bytes) -> object:
     """Options of commands, variables of the environment, a recorded trace and a crontab."""
     value = content.decode(errors="replace")
     with contextlib.suppress(IdletrainError):
-        reclaims.read_trace(value)
+        trace.read_trace(value)
     for parse in (parse_seconds, parse_bytes, parse_share):
         with contextlib.suppress(ValueError):
             assert parse(value) >= 0

@@ -17,10 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from idletrain.cloud.sandbox.reclaims import PeriodicReclaims, ReclaimPolicy, read_trace
+from idletrain.cloud.sandbox.reclaims import PeriodicReclaims, ReclaimPolicy
 from idletrain.cluster.shutdown import when_parent_ends
 from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.quantities import parse_bytes, parse_seconds
+from idletrain.simulation.trace import read_trace
 
 
 def serve(arguments: argparse.Namespace) -> None:

@@ -4,11 +4,10 @@ are arguments, so that every rehearsal can be repeated.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from idletrain.errors import JobError
+from idletrain.simulation.trace import TraceChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +30,6 @@ class PeriodicReclaims:
     every_seconds: float
     next_at: float
     reclaimed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TraceChange:
-    """A line of a trace: a node appears or disappears."""
-
-    at_ms: int
-    node: str
-    present: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +112,6 @@ def periodic_reclaims(
     return replace(periodic, reclaimed=periodic.reclaimed + 1), (
         Reclaim(oldest_first[0], _with_notice(periodic.reclaimed)),
     )
-
-
-def read_trace(text: str) -> tuple[TraceChange, ...]:
-    """Parse lines of `milliseconds,add|remove,node`.
-
-    Raises:
-        JobError: a line is something else.
-    """
-    changes = []
-    for number, line in enumerate(text.splitlines(), 1):
-        match [part.strip() for part in line.split(",")]:
-            case [at, "add" | "remove" as verb, node] if re.fullmatch(r"[0-9]{1,15}", at) and node:
-                changes.append(TraceChange(int(at), node, verb == "add"))
-            case [""]:
-                continue
-            case _:
-                raise JobError(f"--trace: line {number} is {line[:100]!r}; write lines such as 480000,add,node1")
-    return tuple(sorted(changes, key=lambda change: change.at_ms))
 
 
 def nodes_present(trace: Sequence[TraceChange], at_ms: float) -> tuple[str, ...]:

@@ -9,14 +9,13 @@ from idletrain.cloud.sandbox.reclaims import (
     Reclaim,
     ReclaimPolicy,
     Tenure,
-    TraceChange,
     next_reclaims,
     nodes_present,
     periodic_reclaims,
-    read_trace,
     trace_reclaims,
 )
 from idletrain.errors import JobError
+from idletrain.simulation.trace import TraceChange, read_trace
 
 TRACE = "0,add,n1\n0,add,n2\n2000,remove,n1\n3000,add,n3\n"
 

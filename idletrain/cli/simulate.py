@@ -1,0 +1,156 @@
+"""`idletrain simulate`: what a job would come to on a fleet of any size, in seconds and for nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from idletrain.cli.arguments import JobFile, read_job_file, seconds_option
+from idletrain.errors import JobError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from idletrain.job import Job
+    from idletrain.simulation.engine import Outcome, Policy, Work
+
+app = typer.Typer()
+HOUR, GIGABIT_BYTES = 3600.0, 125e6
+MOST_EVENTS = 100_000  # of a policy's simulation: some ten seconds
+POLICIES: tuple[Policy, ...] = ("reissue", "salvage", "rolling")
+
+
+@app.command("simulate")
+def simulate_fleet(
+    job: JobFile,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes; the job's nodes.count otherwise.")] = None,
+    hours: Annotated[float, typer.Option(min=0.001, help="Simulated time.")] = 1.0,
+    stay: Annotated[
+        float | None, typer.Option(parser=seconds_option, help="Mean time that a node stays (6h); for ever otherwise.")
+    ] = None,
+    back: Annotated[
+        float, typer.Option(parser=seconds_option, help="Mean time until its successor is at work.", show_default="2m")
+    ] = "2m",  # type: ignore[assignment]
+    notice: Annotated[
+        float, typer.Option(parser=seconds_option, help="Warning before a node goes.", show_default="none")
+    ] = "0s",  # type: ignore[assignment]
+    shape: Annotated[float, typer.Option(min=0.1, help="Weibull shape of the time that nodes stay.")] = 1.0,
+    spread: Annotated[float, typer.Option(min=0, help="Standard deviation of the log of nodes' pace.")] = 0.1,
+    trace: Annotated[
+        Path | None, typer.Option(help="A recorded trace of nodes (lines `milliseconds,add|remove,node`).")
+    ] = None,
+    gigabits: Annotated[float, typer.Option(min=0.001, help="Each node's link, in Gbit/s.")] = 1.0,
+    step: Annotated[
+        float | None, typer.Option(parser=seconds_option, help="A subnet's step; measured here otherwise.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Show what a job comes to on a fleet whose nodes come and go, by every policy. Nothing is started.
+
+    Beside them stands data parallel training by simple models: one goes back to its last checkpoint of every ten
+    minutes and pauses for a minute, one loses the step under way and pauses for two seconds.
+    """
+    import json
+
+    from rich.console import Console
+
+    from idletrain.simulation.engine import Simulation
+    from idletrain.simulation.fleet import Fleet
+    from idletrain.simulation.peers import PEERS, data_parallel
+
+    written = read_job_file(job, nodes)
+    fleet = Fleet(
+        nodes=written.nodes.count,
+        stay_seconds=stay or math.inf,
+        shape=shape,
+        return_seconds=back,
+        notice_seconds=notice,
+        spread=spread,
+        changes=_changes(trace) if trace else (),
+        seed=seed,
+    )
+    works = {policy: _work(written, policy, gigabits, step) for policy in POLICIES}
+    outcomes: dict[str, Outcome] = {}
+    for policy, work in works.items():
+        outcomes[policy] = Simulation(work, fleet).run(hours * HOUR, MOST_EVENTS)
+    step_seconds = max(work.step_seconds for work in works.values())
+    outcomes |= {name: data_parallel(way(step_seconds), fleet, hours * HOUR) for name, way in PEERS.items()}
+    if as_json:
+        typer.echo(json.dumps({name: {**asdict(found), "goodput": found.goodput} for name, found in outcomes.items()}))
+        return
+    Console().print(_table(outcomes, hours))
+
+
+def _changes(path: Path) -> tuple[tuple[float, str, bool], ...]:
+    """Read a trace.
+
+    Raises:
+        JobError: it cannot be read, or is none.
+    """
+    from idletrain.simulation.trace import check_trace, read_trace
+
+    try:
+        changes = read_trace(path.read_text())
+    except OSError as error:
+        raise JobError(f"{path}: cannot be read ({error.strerror}); name a recorded trace") from None
+    check_trace(changes)
+    return tuple(((c.at_ms - changes[0].at_ms) / 1000, c.node, c.present) for c in changes)
+
+
+def _work(job: Job, policy: Policy, gigabits: float, step: float | None) -> Work:
+    """Return what nodes do for a job under a policy: subnets of its size, over links of this rate.
+
+    Raises:
+        JobError: the job's network cannot be split so.
+    """
+    from idletrain.autotune.step_time import one_thread, step_seconds, typical
+    from idletrain.nn.prepare import prepare_job
+    from idletrain.nn.rolling import check_rolling, equal_specs
+    from idletrain.simulation.engine import Work
+    from idletrain.worker.encoding import nbytes
+
+    training, rolling = job.training, policy == "rolling"
+    count = job.nodes.count
+    subnets = training.subnets if "subnets" in training.model_fields_set else count + (-(-count // 4) if rolling else 0)
+    settled = training.model_copy(update={"subnets": subnets})
+    prepared = prepare_job(job.model_copy(update={"training": settled}))
+    program = prepared.program
+    if rolling:
+        check_rolling(program)
+    subnet = program.subnets(0, equal_specs(program))[0] if rolling else typical(program)
+    if step is None:
+        with one_thread():
+            step = step_seconds(prepared, subnet, 0)
+    rate = gigabits * GIGABIT_BYTES
+    return Work(
+        policy=policy,
+        subnets=subnets,
+        local_steps=training.local_steps,
+        step_seconds=step,
+        pull_seconds=nbytes(program, subnet, "pull") / rate,
+        push_seconds=nbytes(program, subnet, "push") / rate,
+        progress_seconds=job.preemption.progress_every,
+        slack=training.slack,
+    )
+
+
+def _table(outcomes: Mapping[str, Outcome], hours: float) -> RenderableType:
+    """Return a table of what each way to train came to."""
+    from rich.table import Table
+
+    cut = any(outcome.seconds < hours * HOUR for outcome in outcomes.values())
+    note = f": of {hours:g} hours, those that take {MOST_EVENTS:,} events" if cut else ""
+    table = Table(title=f"a simulated fleet{note}", title_justify="left")
+    for column in ("way", "hours", "goodput", "steps a neuron", "transfers", "nodes lost"):
+        table.add_column(column, justify="left" if column == "way" else "right", no_wrap=column == "way")
+    for name, outcome in outcomes.items():
+        own = (f"{outcome.steps_a_neuron:,.0f}", f"{outcome.transfers:,}") if name in POLICIES else ("", "")
+        time = f"{outcome.seconds / HOUR:.3g}"
+        table.add_row(name, time, f"{outcome.goodput:.1%}", *own, f"{outcome.lost:,}")
+    return table
