@@ -40,6 +40,7 @@ NAMES = (
     "finishing",
     "precision",
     "quality",
+    "simulated_fleet",
 )
 RESULTS = Path(__file__).parent / "results"
 

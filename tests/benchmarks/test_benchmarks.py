@@ -94,6 +94,14 @@ def _check_learning_rates(written):
     assert figures["mlp, adamw, 1 subnets: loss at the rate best whole / at its best"] == 1
 
 
+def _check_simulated_fleet(written):
+    calm, short = written["fleets"]["inf h"], written["fleets"]["0.1 h"]
+    assert calm.keys() == {"reissue", "salvage", "rolling", "data parallel, checkpoints", "data parallel, steps"}
+    assert all(0 <= goodput <= 1 for by_way in (calm, short) for goodput in by_way.values())
+    assert calm["data parallel, checkpoints"] == calm["data parallel, steps"] == 1
+    assert short["rolling"] > short["data parallel, checkpoints"]
+
+
 def _check_offers(written):
     assert all(figure["value"] > 0 for figure in written["figures"])
 
@@ -291,6 +299,7 @@ CHECKS = {
     "churn": _check_churn,
     "accuracy": _check_accuracy,
     "learning_rates": _check_learning_rates,
+    "simulated_fleet": _check_simulated_fleet,
     "offers": _check_offers,
     "spot_latency": _check_spot_latency,
     "where_time_goes": _check_where_time_goes,
