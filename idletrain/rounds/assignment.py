@@ -82,6 +82,8 @@ def queue_subnets(
     passed: list[str] = []  # too small for what came before them
     for k in subnets:
         subnet = before.subnets[k]
+        if not _worth_leasing(before, subnet):
+            continue
         avoided = _avoided(subnet, sound)
         for name in itertools.chain(passed, names):
             worker = before.workers[name]
@@ -249,8 +251,10 @@ def _worth_leasing(state: RoundState, subnet: SubnetState) -> bool:
     """Return whether a subnet is to be leased (again).
 
     Under `salvage` a lost subnet goes on elsewhere only while others train anyway: nobody waits for it alone, unless
-    there are no steps at all that the round could be closed with.
+    there are no steps at all that the round could be closed with. Under `rolling` its steps are about to be committed.
     """
+    if state.rules.rolling:
+        return not subnet.steps
     if not (state.rules.salvage and subnet.lost):
         return True
     return bool(state.subnets.count(Phase.LEASED)) or not state.subnets.started

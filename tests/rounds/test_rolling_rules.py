@@ -118,19 +118,19 @@ def test_a_round_waits_for_the_evaluation_before_and_training_does_not() -> None
 
 def test_steps_of_a_lost_worker_are_committed_at_once_and_its_neurons_go_on() -> None:
     world = rolling(lanes=2, rounds=5)
-    world.join("a", "b")
+    world.join("a", "b", "idle")
     (lost,) = held_by(world, "a")
     world.send(Pushed, lost.lease, steps=2, update=False)
     world.running.remove(lost)
     world.do(WorkerLeft, worker="a")
+    assert not held_by(world, "idle"), "it would train what is about to be committed"
     world.do(ClockTick)
     assert world.log[-1] == Persist(lost.lease.subnet, lost.lease.attempt, 2)
     world.store(lost.lease.subnet)
     assert world.state.neuron_steps == 2 * 10
-    waiting = world.state.subnets[lost.lease.subnet]
-    assert (waiting.phase, waiting.round, waiting.steps) == (Phase.WAITING, 1, 0)
-    world.join("c")
-    assert held_by(world, "c")[0].lease.round == 1
+    opened = world.state.subnets[lost.lease.subnet]
+    assert (opened.round, opened.steps) == (1, 0)
+    assert held_by(world, "idle")[0].lease.round == 1
     assert world.send(Pushed, lost.lease, steps=STEPS) is Reply.STALE_ROUND
 
 
