@@ -96,7 +96,8 @@ def queue_subnets(
             if name not in passed:
                 passed.append(name)
         else:
-            break
+            if not passed:
+                break
     return state, tuple(commands)
 
 
