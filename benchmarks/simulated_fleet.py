@@ -74,11 +74,11 @@ def work_of(policy: Policy, nodes: int) -> Work:
 
 
 def outcomes_of(fleet: Fleet, seconds: float) -> dict[str, Outcome]:
-    """Return what each way to train comes to on a fleet."""
+    """Return what each kind of training comes to on a fleet."""
     found: dict[str, Outcome] = {}
     for policy in POLICIES:
         found[policy] = Simulation(work_of(policy, fleet.nodes), fleet).run(seconds)
-    return found | {name: data_parallel(way(1.0), fleet, seconds) for name, way in PEERS.items()}
+    return found | {name: data_parallel(model(1.0), fleet, seconds) for name, model in PEERS.items()}
 
 
 def simulated(run: Mapping[str, Any], changes: Sequence[TraceChange]) -> Outcome:
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         fleet = Fleet(nodes=preset.nodes, stay_seconds=stay * HOUR, return_seconds=300.0, spread=0.1)
         found = outcomes_of(fleet, preset.hours * HOUR)
         fleets[f"{stay:g} h"] = {name: outcome.goodput for name, outcome in found.items()}
-    rows = [[stay, *(f"{goodput:.3f}" for goodput in by_way.values())] for stay, by_way in fleets.items()]
+    rows = [[stay, *(f"{goodput:.3f}" for goodput in by_kind.values())] for stay, by_kind in fleets.items()]
     title = f"goodput of {preset.nodes} simulated nodes by how long one stays"
     tables.append({"title": title, "head": ["a node stays", *next(iter(fleets.values()))], "rows": rows})
     large = Fleet(nodes=preset.large, stay_seconds=YEAR / (CHIPS / NODES), return_seconds=300.0, spread=0.1)

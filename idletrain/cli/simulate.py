@@ -80,7 +80,7 @@ def simulate_fleet(
     for policy, work in works.items():
         outcomes[policy] = Simulation(work, fleet).run(hours * HOUR, MOST_EVENTS)
     step_seconds = max(work.step_seconds for work in works.values())
-    outcomes |= {name: data_parallel(way(step_seconds), fleet, hours * HOUR) for name, way in PEERS.items()}
+    outcomes |= {name: data_parallel(model(step_seconds), fleet, hours * HOUR) for name, model in PEERS.items()}
     if as_json:
         typer.echo(json.dumps({name: {**asdict(found), "goodput": found.goodput} for name, found in outcomes.items()}))
         return
@@ -141,14 +141,14 @@ def _work(job: Job, policy: Policy, gigabits: float, step: float | None) -> Work
 
 
 def _table(outcomes: Mapping[str, Outcome], hours: float) -> RenderableType:
-    """Return a table of what each way to train came to."""
+    """Return a table of what each kind of training came to."""
     from rich.table import Table
 
     cut = any(outcome.seconds < hours * HOUR for outcome in outcomes.values())
     note = f": of {hours:g} hours, those that take {MOST_EVENTS:,} events" if cut else ""
     table = Table(title=f"a simulated fleet{note}", title_justify="left")
-    for column in ("way", "hours", "goodput", "steps a neuron", "transfers", "nodes lost"):
-        table.add_column(column, justify="left" if column == "way" else "right", no_wrap=column == "way")
+    for column in ("training", "hours", "goodput", "steps a neuron", "transfers", "nodes lost"):
+        table.add_column(column, justify="left" if column == "training" else "right", no_wrap=column == "training")
     for name, outcome in outcomes.items():
         own = (f"{outcome.steps_a_neuron:,.0f}", f"{outcome.transfers:,}") if name in POLICIES else ("", "")
         time = f"{outcome.seconds / HOUR:.3g}"

@@ -15,7 +15,7 @@ from idletrain.simulation.fleet import Fleet, changes_of
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallel:
-    """A way to train in data parallel.
+    """A model of data parallel training.
 
     Attributes:
         step_seconds: Seconds of a step of the whole network on every node, with its exchange.
@@ -41,7 +41,7 @@ PEERS: Mapping[str, Callable[[float], DataParallel]] = {
 }
 
 
-def data_parallel(way: DataParallel, fleet: Fleet, seconds: float) -> Outcome:
+def data_parallel(model: DataParallel, fleet: Fleet, seconds: float) -> Outcome:
     """Return what data parallel training comes to; a node that joins costs nothing."""
     outcome, here, since = Outcome(seconds=seconds), 0, 0.0
     trained = node_trained = 0.0  # since the last loss: seconds of all, and node-seconds
@@ -52,14 +52,14 @@ def data_parallel(way: DataParallel, fleet: Fleet, seconds: float) -> Outcome:
         if comes is True:
             here += 1
         else:
-            kept = way.kept(trained) if comes is False else trained
+            kept = model.kept(trained) if comes is False else trained
             outcome.useful_seconds += node_trained * (kept / trained) if trained else 0.0
-            outcome.steps += int(kept / way.step_seconds)
+            outcome.steps += int(kept / model.step_seconds)
             trained = node_trained = 0.0
             if comes is False:
                 here -= 1
                 outcome.lost += 1
-                since = at + way.pause_seconds
+                since = at + model.pause_seconds
     outcome.alive_seconds = _alive_seconds(fleet, seconds)
     outcome.steps_a_neuron = float(outcome.steps)
     return outcome

@@ -1,4 +1,4 @@
-"""A simulated fleet: as many nodes as asked for, that stay and come back as long as the model says."""
+"""A simulated fleet: as many nodes as it says, that stay and come back as long as the model says."""
 
 from __future__ import annotations
 

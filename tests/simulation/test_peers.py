@@ -20,8 +20,8 @@ def test_a_loss_costs_what_was_trained_since_the_last_checkpoint_and_a_pause() -
 
 def test_where_only_a_step_is_lost_a_loss_costs_a_part_of_one_and_the_pause() -> None:
     trace = ((0.0, "a", True), (0.0, "b", True), (150.5, "b", False))
-    way = DataParallel(step_seconds=1.0, pause_seconds=2.0)
-    outcome = data_parallel(way, Fleet(nodes=2, changes=trace), 300.0)
+    model = DataParallel(step_seconds=1.0, pause_seconds=2.0)
+    outcome = data_parallel(model, Fleet(nodes=2, changes=trace), 300.0)
     assert outcome.useful_seconds == pytest.approx(2 * 150 + (300 - 152.5))
 
 
