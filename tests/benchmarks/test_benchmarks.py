@@ -97,7 +97,7 @@ def _check_learning_rates(written):
 def _check_simulated_fleet(written):
     calm, short = written["fleets"]["inf h"], written["fleets"]["0.1 h"]
     assert calm.keys() == {"reissue", "salvage", "rolling", "data parallel, checkpoints", "data parallel, steps"}
-    assert all(0 <= goodput <= 1 for by_kind in (calm, short) for goodput in by_way.values())
+    assert all(0 <= goodput <= 1 for by_kind in (calm, short) for goodput in by_kind.values())
     assert calm["data parallel, checkpoints"] == calm["data parallel, steps"] == 1
     assert short["rolling"] > short["data parallel, checkpoints"]
 
