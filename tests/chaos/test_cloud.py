@@ -289,7 +289,7 @@ def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_th
         first.end()
     second = Launcher(cloud, account, tree, tmp_path, "--resume")
     try:
-        assert second.process.wait(2 * PATIENCE_SECONDS) == 0, second.output()
+        assert second.process.wait(PATIENCE_SECONDS) == 0, second.output()
         assert second.last()["params_sha256"] == train_alone(job_of(second.prefix))[-1]
         assert len(second.events("run_started")) == 2
         assert second.events("run_started")[1]["resumed_at"] >= 1
