@@ -1,8 +1,8 @@
-"""Search for bytes that break a reader, by coverage (atheris, libFuzzer): python tests/fuzz/campaign.py [SECONDS].
+"""Search for bytes that break a reader, by coverage (atheris, libFuzzer): python tests/fuzz/campaign.py [1/N | SECONDS].
 
-Without SECONDS, each reader gets its number of runs, about a minute of a core, from one seed: the same bytes every
-time. With SECONDS, each gets that long, from a seed of its own. Two readers at a time. What breaks one is left in a
-file here, and becomes one of the reader's odd bytes.
+Without an argument, each reader gets its number of runs, about a minute of a core, from one seed: the same bytes every
+time; with 1/N, an Nth of them. With SECONDS, each gets that long, from a seed of its own. Two readers at a time. What
+breaks one is left in a file here, and becomes one of the reader's odd bytes.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ def search(name: str, *limits: str) -> None:
         atheris.Fuzz()
 
 
-def all_of_them(seconds: str | None) -> int:
+def all_of_them(amount: str) -> int:
     """Fuzz every reader in a process of its own; return the number of those that broke."""
     from readers import READERS
 
     def run(name: str) -> int:
-        limits = [f"-max_total_time={seconds}"] if seconds else [f"-runs={READERS[name].runs}", f"-seed={SEED}"]
+        part = amount.removeprefix("1/")
+        runs = [f"-runs={READERS[name].runs // int(part)}", f"-seed={SEED}"]
+        limits = runs if part != amount else [f"-max_total_time={amount}"]
         command = [sys.executable, __file__, name, *limits]
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False)
@@ -68,5 +70,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case [name, limit, *more] if limit.startswith("-"):
             search(name, limit, *more)
-        case [*seconds]:
-            sys.exit(all_of_them(seconds[0] if seconds else None))
+        case [amount]:
+            sys.exit(all_of_them(amount))
+        case []:
+            sys.exit(all_of_them("1/1"))
