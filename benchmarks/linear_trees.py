@@ -37,7 +37,7 @@ from benchmarks.wide_training import (
     tuned,
     write_rows,
 )
-from idletrain.nn.data import arrays
+from idletrain import storage
 from idletrain.nn.data.extreme import SparseFiles, only
 
 OURS = Recipe("idletrain, uniform 1k", {"name": "uniform", "negatives": 1000})
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--peers", help="the environment that the peers are in")
     options = command.parse_args(argv)
     preset = TINY if options.tiny else Preset()
-    peers = peers_of(Path(options.peers or arrays.CACHE / "peers-xc"))
+    peers = peers_of(Path(options.peers or storage.cache_folder() / "peers-xc"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     samples = {"confusable": confusable(preset.labels, rows_a_label=max(4, preset.rows // preset.labels))}

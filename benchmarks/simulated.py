@@ -22,7 +22,7 @@ from distributed import Worker, get_worker
 from numpy.typing import NDArray
 
 from idletrain.cluster import dask_settings
-from idletrain.cluster.local import WORKER_ENVIRONMENT
+from idletrain.cluster.forked_processes import WORKER_ENVIRONMENT
 from idletrain.cluster.shutdown import when_parent_ends
 
 INPUTS = 8

@@ -30,7 +30,7 @@ import yaml
 from benchmarks.report import at_most, report, with_preset
 from benchmarks.runs import of_kind
 from idletrain.cloud.sandbox import signatures
-from idletrain.cloud.sandbox.provider import SANDBOXES
+from idletrain.cloud.sandbox.provider import sandboxes
 from idletrain.cloud.sandbox.signatures import Keys
 from idletrain.observe.records import Record
 from idletrain.rounds.durable import s3_mirror
@@ -79,7 +79,7 @@ class SpotRun:
         environment["PYTHONPATH"] = str(Path.cwd())
         self.started = time.time()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, cwd=place)
-        address_file = SANDBOXES / str(self.process.pid) / "address.json"
+        address_file = sandboxes() / str(self.process.pid) / "address.json"
         self._wait(lambda: address_file.exists() and address_file.read_text())
         address = json.loads(address_file.read_text())
         self._endpoint = address["endpoint"]

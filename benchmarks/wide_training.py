@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from idletrain import storage
 from idletrain.autotune.sampler_trial import SamplerTrial
-from idletrain.nn.data import arrays
 from idletrain.nn.data.csr import Csr, canonical, transpose
 from idletrain.nn.data.extreme import DataCensus, SparseFiles, SparseSamples, only
 from idletrain.nn.optim.rowwise import RowAdagrad
@@ -103,7 +103,7 @@ def centre_words(vocabulary: int, rows: int) -> SparseSamples:
     sys.path.insert(0, str(Path(__file__).parent.parent / "workflows"))
     import build_centre_word  # type: ignore[import-not-found]
 
-    folder = arrays.CACHE / f"centre-word-{vocabulary}-{rows}"
+    folder = storage.cache_folder() / f"centre-word-{vocabulary}-{rows}"
     if not (folder / "train.txt.gz").exists():
         build_centre_word.main([str(folder), "--vocabulary", str(vocabulary), "--rows", str(rows)])
     return SparseFiles((str(folder / "train.txt.gz"),)).open()

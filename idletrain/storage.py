@@ -28,6 +28,11 @@ READ_ERRORS = {
 DELETE_BATCH = 1000  # the limit of one DeleteObjects request
 
 
+def cache_folder() -> Path:
+    """Return where this user's downloads and measurements are kept; anybody may delete it."""
+    return Path("~/.cache/idletrain").expanduser()
+
+
 def make_private(directory: Path) -> None:
     """Make a directory that only this user can enter, whatever the umask, unless it exists; make its parents as usual.
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from rehearsal import Sandbox
 
+from idletrain import storage
 from idletrain.job import TrainingSettings
 from idletrain.nn import models
-from idletrain.nn.data import arrays
 from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.data.given import as_samples
 from idletrain.nn.prepare import Prepared, named_loss, prepare
@@ -26,7 +26,7 @@ settings.load_profile("busy")
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A cache of the test's own: the user's is left alone."""
     folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr(arrays, "CACHE", folder)
+    monkeypatch.setattr(storage, "cache_folder", lambda: folder)
     return folder
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from idletrain import storage
 from idletrain.errors import IdletrainError, RunError
 from idletrain.observe.records import Record, Sink
 from idletrain.providers.protocol import CloudProvider
@@ -22,7 +23,6 @@ from idletrain.quantities import parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from idletrain.job import Job
 
-CACHE = Path("~/.cache/idletrain").expanduser()
 UNFINISHED_STATES = ("starting", "running")  # states of a run whose head has not recorded its end
 app = typer.Typer()
 
@@ -51,7 +51,7 @@ def offers(
     need = node_need(settings) if settings else NodeNeed(memory_bytes=parse_bytes(memory), most_slots=1)
     market: Any = "on-demand" if settings and settings.nodes.spot_policy == "on-demand" else "spot"
     with cloud_named(cloud).account(region) as account:
-        prices = account.market(CACHE)
+        prices = account.market(storage.cache_folder())
         max_price = settings.nodes.max_price if settings else None
         Console().print(table(prices.offers(need, market, max_price), prices.estimate))
 

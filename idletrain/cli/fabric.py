@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from idletrain import storage
 from idletrain.errors import JobError, RefusedError, RunError, user_code
 
 if TYPE_CHECKING:  # each command imports what it needs, so that `idletrain --help` stays quick
@@ -110,11 +111,10 @@ def confirm_settings(
     keeps its default settings. What methods teach is tried for a run, and not with `always`, for a plan.
     """
     from idletrain.autotune import choose, probe
-    from idletrain.nn.data.arrays import CACHE
 
     if not choose.has_forecast(job):
         return job, None
-    folder, now = CACHE / "fabric", time.time()
+    folder, now = storage.cache_folder() / "fabric", time.time()
     here = (platform.node(), len(os.sched_getaffinity(0)), job.nodes.count, job.nodes.memory)
     fleet_id = asyncio.run(_workers_of(scheduler)) if scheduler else here
     training = job.training.model_dump(exclude=UNTIMED, exclude_unset=True)

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from idletrain.cluster import owned_process
+from idletrain.cluster import forked_processes
+from idletrain.cluster.forked_processes import Piped
 from idletrain.errors import JobError, RunError
 
 if TYPE_CHECKING:
     from idletrain.job import Job
+
+
+STDERR = 2
 
 
 class JobCheck:
@@ -28,7 +31,7 @@ class JobCheck:
         process: The process that reads the model and the data.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: Piped) -> None:
         self._process = process
 
     def faults(self) -> tuple[str, ...]:
@@ -37,8 +40,8 @@ class JobCheck:
         Raises:
             RunError: the check itself failed, as it does where memory is short.
         """
-        printed, _ = self._process.communicate()
-        if code := self._process.returncode:
+        printed = self._process.stdout.read()
+        if code := self._process.process.wait():
             why = f"was killed by signal {-code}; is there memory enough?" if code < 0 else "failed; see above"
             raise RunError(f"the check of the model and the data {why}")
         return tuple(json.loads(printed))
@@ -47,17 +50,16 @@ class JobCheck:
 @contextlib.contextmanager
 def checking(job: Job) -> Iterator[JobCheck]:
     """Check a job meanwhile; the check ends with the context, whether or not anybody has waited for it."""
-    with subprocess.Popen(
-        owned_process.command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as process:
-        try:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # its exit code says more
-                process.stdin.write(job.model_dump_json().encode() + b"\n")
-                process.stdin.flush()
-            yield JobCheck(process)
-        finally:
-            process.kill()
+    check = forked_processes.piped(__name__, STDERR)
+    try:
+        with contextlib.suppress(BrokenPipeError):  # its exit code says more
+            check.stdin.write(job.model_dump_json().encode() + b"\n")
+            check.stdin.close()
+        yield JobCheck(check)
+    finally:
+        check.process.kill()
+        check.process.wait()
+        check.stdout.close()
 
 
 def find_faults(job: Job) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from idletrain import storage
 from idletrain.cli.cloud import (
-    CACHE,
     UNFINISHED_STATES,
     as_seen_from_here,
     bill_of,
@@ -83,7 +83,7 @@ def _plan(job: Job, provider: CloudProvider, account: Any, options: SpotOptions,
     if account_faults := [fault for fault in missing if fault]:
         raise JobError(account_faults)
     spent = launcher.spent_usd(account, prefix, job.name) if options.resume else 0.0
-    plan = launcher.make_spot_plan(job, account, CACHE, spent)
+    plan = launcher.make_spot_plan(job, account, storage.cache_folder(), spent)
     if faults := check.faults():
         raise JobError(faults)
     if not options.as_json:

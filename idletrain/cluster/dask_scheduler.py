@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tornado.web import Application, RequestHandler
 
-from idletrain.cluster import owned_process
+from idletrain.cluster import forked_processes
 from idletrain.cluster.dashboard_guard import guard
 from idletrain.cluster.identity import Identity
 from idletrain.cluster.shutdown import when_parent_ends
@@ -56,28 +55,23 @@ async def started(
         RunError: it does not start.
     """
     with open(run_dir / "scheduler.log", "ab", opener=owner_only) as log:
-        process = await asyncio.create_subprocess_exec(
-            *owned_process.command("idletrain.cluster.dask_scheduler"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
+        scheduler = forked_processes.piped(__name__, log.fileno())
     settings = {"host": host, "port": port, "identity": identity and asdict(identity)}
-    process.stdin.write(json.dumps(settings).encode() + b"\n")
     try:
-        address = (await process.stdout.readline()).decode().strip()
-        dashboard = (await process.stdout.readline()).decode().strip()
+        with contextlib.suppress(BrokenPipeError):  # what it prints says more
+            scheduler.stdin.write(json.dumps(settings).encode() + b"\n")
+            scheduler.stdin.flush()
+        address, dashboard = [(await asyncio.to_thread(scheduler.stdout.readline)).decode().strip() for _ in range(2)]
         if not dashboard:
             raise RunError(f"the Dask scheduler did not start; see {run_dir / 'scheduler.log'}")
-        addresses = {"scheduler": address, "dashboard": dashboard, "pid": process.pid}
+        addresses = {"scheduler": address, "dashboard": dashboard, "pid": scheduler.process.pid}
         write_whole(run_dir / CLUSTER_FILE, json.dumps(addresses).encode())
         yield address
     finally:
-        process.stdin.close()
-        await process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            scheduler.stdin.close()
+        await asyncio.to_thread(scheduler.process.wait)
+        scheduler.stdout.close()
 
 
 async def serve(host: str, port: int, identity: dict[str, str] | None) -> None:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from idletrain.cluster import worker_processes
+from idletrain.cluster import forked_processes
+from idletrain.cluster.forked_processes import WORKER_ENVIRONMENT
 from idletrain.storage import make_private, owner_only
 
 REPLACE_SECONDS = 3.0  # pause before a lost worker is replaced: a spot request is filled no sooner
@@ -21,14 +22,6 @@ FLEET_POLL_SECONDS = 0.2
 QUICK_SECONDS, QUICK_DEATHS = 10.0, 3  # so many short lives in a row are no preemptions
 STOP_GRACE_SECONDS = 2.0  # from SIGTERM to SIGKILL when the fleet is stopped: by then all results are stored
 LOG_LINES, LOG_BYTES = 10, 4096  # of the end of a worker's log, that say why it ended
-WORKER_ENVIRONMENT = {
-    # One thread a worker: the fleet fills the cores, and bits depend on the number of threads.
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # glibc keeps freed gradients in its heap; mapped one by one they go back to the machine (benchmarks/memory.py:
-    # 3.5 times a subnet's parameters at the peak instead of 6.0), and in huge pages mapping costs a step nothing.
-    "GLIBC_TUNABLES": f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={8 << 20}",
-}
 
 
 class LocalFleet:
@@ -47,7 +40,7 @@ class LocalFleet:
     ) -> None:
         self._scheduler, self.logs, self._name = scheduler, logs, f"{name}-{os.getpid()}"
         self._options = ("--memory", str(memory_bytes), *options)
-        self._processes: dict[str, worker_processes.ForkedWorker | subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, forked_processes.ForkedProcess | subprocess.Popen[bytes]] = {}
         self._numbers = itertools.count()
         self._started_at = 0.0
         make_private(logs)
@@ -101,7 +94,7 @@ class LocalFleet:
         self._started_at, log = time.monotonic(), self.logs / f"{name}.log"
         with open(log, "wb", opener=owner_only):
             arguments = ("worker", self._scheduler, "--name", name, *self._options)
-        self._processes[name] = worker_processes.start(arguments, log, _environment())
+        self._processes[name] = forked_processes.start(arguments, log, _environment())
         return name
 
     def _signal(self, ids: Collection[str], number: signal.Signals) -> None:
@@ -112,7 +105,7 @@ class LocalFleet:
 def warm_up() -> None:
     """Import meanwhile what workers will need, in the process that starts them."""
     with contextlib.suppress(OSError):  # which the first worker reports
-        worker_processes.warm_up(_environment())
+        forked_processes.warm_up(_environment())
 
 
 def _environment() -> dict[str, str]:

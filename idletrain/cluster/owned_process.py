@@ -35,9 +35,12 @@ def command(module: str, *arguments: str, number: signal.Signals = signal.SIGKIL
 
 def end_with_parent(parent: int, number: int) -> None:
     """Have this process get a signal when its parent ends; at once, if the parent has ended already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-    threading.Thread(target=_watch, args=(parent, number), daemon=True).start()
+    if sys.platform != "linux":
+        threading.Thread(target=_watch, args=(parent, number), daemon=True).start()
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended meanwhile
+        os.kill(os.getpid(), number)
 
 
 def _watch(parent: int, number: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import torch
+import warm
 import yaml
 
 from idletrain.cluster import access, identity
@@ -38,7 +39,6 @@ from . import steered
 T = TypeVar("T")
 Event = dict[str, Any]
 TOP = Path(__file__).parents[steered.__name__.count(".")]  # where `steered` can be imported from by its full name
-BIN = Path(sys.executable).parent
 POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.5  # listing all processes of the machine takes milliseconds
 PATIENCE_SECONDS = 90.0  # no test waits longer for one thing; on an idle machine all of them take a few seconds
@@ -168,20 +168,20 @@ def train_alone(job: Job) -> list[str]:
 
 
 class Process:
-    """A child process whose whole family can be found and ended."""
+    """A child process whose whole family can be found and ended; a fork of a warm parent, unless that is not wanted."""
 
-    def __init__(self, command: Iterable[str | Path], environment: Mapping[str, str], output: Path, cwd: Path) -> None:
+    def __init__(
+        self,
+        command: Iterable[str | Path],
+        environment: Mapping[str, str],
+        output: Path,
+        cwd: Path,
+        *,
+        forked: bool = True,
+    ) -> None:
         self.output = output
-        with output.open("ab") as file:
-            self._popen = subprocess.Popen(
-                [str(part) for part in command],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=dict(environment),
-                cwd=cwd,
-                start_new_session=True,
-            )
+        self._command = [str(part) for part in command]
+        self._popen = (warm.start if forked else warm.execute)(self._command, environment, output, cwd)
         self.pid = self._popen.pid
         self.family: dict[int, psutil.Process] = {self.pid: psutil.Process(self.pid)}
 
@@ -213,10 +213,11 @@ class Process:
         """Wait for its end."""
         deadline = time.monotonic() + seconds
         while self.running:
-            assert time.monotonic() < deadline, f"{self._popen.args} did not end within {seconds} s:\n{self.text}"
+            assert time.monotonic() < deadline, f"{self._command} did not end within {seconds} s:\n{self.text}"
             self.look()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(LOOK_SECONDS)
+        assert self._popen.returncode is not None
         return self._popen.returncode
 
     def destroy(self) -> None:
@@ -236,9 +237,9 @@ class Run:
         self.file = scratch / f"job-{time.monotonic_ns()}.yaml"
         self.file.write_text(yaml.safe_dump(tree))
 
-    def launch(self, *arguments: str) -> Process:
+    def launch(self, *arguments: str, forked: bool = True) -> Process:
         """`idletrain launch` with the real command line."""
-        return self._start([sys.executable, "-m", "idletrain", "launch", self.file, *arguments])
+        return self._start([sys.executable, "-m", "idletrain", "launch", self.file, *arguments], forked=forked)
 
     def launch_until(self, point: str, nth: int = 1, **options: Any) -> Process:
         """A head that kills itself at a point around a durable write."""
@@ -250,9 +251,9 @@ class Run:
         head = self.launch("--resume", *arguments)
         assert head.exit_code() == 0, head.text
 
-    def _start(self, command: list[str | Path]) -> Process:
+    def _start(self, command: list[str | Path], *, forked: bool = True) -> Process:
         output = self.scratch / f"head-{len(self._started)}.log"
-        head = Process(command, self.control.environment, output, self.scratch)
+        head = Process(command, self.control.environment, output, self.scratch, forked=forked)
         self._started.append(head)
         return head
 
@@ -374,12 +375,23 @@ class Cluster:
     def __init__(self, control: Control, scratch: Path, started: list[Process]) -> None:
         self._control, self._scratch, self._started = control, scratch, started
         self.scheduler = self._start(
-            [BIN / "dask", "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+            [sys.executable, "-m", "dask", "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"],
+            forked=False,  # it has no torch
         )
         self.address = until("the scheduler's address", self._address)
 
     def dask_worker(self, *arguments: str) -> Process:
-        command = [BIN / "dask", "worker", self.address, "--nthreads", "1", "--no-dashboard", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "dask",
+            "worker",
+            self.address,
+            "--nthreads",
+            "1",
+            "--no-dashboard",
+            *arguments,
+        ]
         return self._start(command)
 
     def idletrain_worker(self, *arguments: str) -> Process:
@@ -388,9 +400,9 @@ class Cluster:
     def script(self, path: Path) -> Process:
         return self._start([sys.executable, path, self.address])
 
-    def _start(self, command: list[str | Path]) -> Process:
+    def _start(self, command: list[str | Path], *, forked: bool = True) -> Process:
         output = self._scratch / f"process-{len(self._started)}.log"
-        started = Process(command, self._control.environment, output, self._scratch)
+        started = Process(command, self._control.environment, output, self._scratch, forked=forked)
         self._started.append(started)
         return started
 

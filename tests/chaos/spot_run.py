@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import warm
 import yaml
 from rehearsal import Sandbox
 
@@ -49,14 +49,10 @@ class Launcher:
         self.cloud, self.account, self.name = cloud, account, tree["name"]
         (place / "job.yaml").write_text(yaml.safe_dump(tree))
         self.prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{self.name}", account.s3)
-        self._out = (place / f"out-{time.monotonic_ns()}").open("w+")
-        self.process = subprocess.Popen(
-            [*IDLETRAIN, "launch", str(place / "job.yaml"), "--spot", "--cloud", "sandbox", "--json", *options],
-            env={**os.environ, **cloud.environment, "HOME": str(place)},
-            stdout=self._out,
-            stderr=subprocess.STDOUT,
-            cwd=place,
-        )
+        self._out = place / f"out-{time.monotonic_ns()}"
+        command = [*IDLETRAIN, "launch", str(place / "job.yaml"), "--spot", "--cloud", "sandbox", "--json", *options]
+        environment = {**os.environ, **cloud.environment, "HOME": str(place)}
+        self.process = warm.start(command, environment, self._out, place)
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
         records: list[dict[str, Any]] = []
@@ -71,8 +67,7 @@ class Launcher:
         return until(what, check)
 
     def output(self) -> str:
-        self._out.seek(0)
-        return self._out.read()
+        return self._out.read_text()
 
     def last(self) -> dict[str, Any]:
         lines = [line for line in self.output().splitlines() if line.startswith("{")]
@@ -82,7 +77,6 @@ class Launcher:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._out.close()
 
     def workers(self) -> dict[str, str]:
         """Instances whose workers are there, and the workers' addresses."""

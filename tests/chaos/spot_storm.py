@@ -21,7 +21,7 @@ from rehearsal import Sandbox
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.machines import RUNNING_STATES
 from idletrain.cloud.worker_node import SCHEDULER_SECONDS
-from idletrain.cluster import dask_scheduler, warm_parent
+from idletrain.cluster import dask_scheduler, fork_server
 from idletrain.job_file import parse_job
 from idletrain.rounds.durable import s3_mirror
 
@@ -132,7 +132,7 @@ class SpotStorm:
         for pid in self._cloud.pids(node):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
-                found += [process] if process.name() == warm_parent.TITLE else []
+                found += [process] if process.name() == fork_server.title("idletrain", ["worker"]) else []
         return found
 
     def _signal(self, number: signal.Signals) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
+import warm
 import yaml
 from distributed.core import rpc
 from distributed.security import Security
@@ -27,7 +28,7 @@ from rehearsal import Sandbox
 
 from idletrain.cloud import launcher, record
 from idletrain.cloud.aws.account import Account
-from idletrain.cluster import certificates, warm_parent
+from idletrain.cluster import certificates, fork_server
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.storage import S3Prefix
@@ -130,7 +131,7 @@ def take(run: Launcher, instance: str) -> None:
 
 def kill(run: Launcher, instance: str) -> None:
     for process in processes(run.cloud, instance):
-        if process.name() == warm_parent.TITLE:
+        if process.name() == fork_server.title("idletrain", ["worker"]):
             process.kill()
 
 
@@ -247,7 +248,7 @@ def launch_until(step: str, cache: Path) -> Job:
 
 
 def run_command(*arguments: str) -> str:
-    done = subprocess.run([*IDLETRAIN, *arguments, "--cloud", "sandbox"], capture_output=True, text=True, check=False)
+    done = warm.run([*IDLETRAIN, *arguments, "--cloud", "sandbox"])
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -308,7 +309,7 @@ def test_a_launch_asks_before_it_makes_anything_and_detached_goes_on_by_itself(
 
     def launch(answer: str) -> subprocess.CompletedProcess[str]:
         command = [*IDLETRAIN, "launch", str(tmp_path / "job.yaml"), "--spot", "--cloud", "aws", "--detach"]
-        return subprocess.run(command, input=answer, capture_output=True, text=True, cwd=tmp_path, check=False)
+        return warm.run(command, folder=tmp_path, given=answer)
 
     declined = launch("n\n")
     assert (declined.returncode, "Start it? [y/N]" in declined.stdout) == (130, True), declined.stderr

@@ -110,7 +110,7 @@ def test_a_run_by_depth_goes_on_after_its_head_has_died_in_its_second_round(
 @pytest.mark.parametrize("workers", [0, 4], ids=["their parent imports", "they are forks of it"])
 def test_the_head_dies_while_its_workers_start(workers: int, make_run: Callable[..., Run]) -> None:
     run = make_run(rounds=1, nodes=4)
-    head = run.launch()
+    head = run.launch(forked=False)
     until("logs of workers", lambda: (run.dir / "logs").exists() and len(list((run.dir / "logs").iterdir())) == 4)
     until("their processes", lambda: len(head.survivors()) >= 3 + workers)  # with the head, the scheduler, the parent
     family = head.survivors()

@@ -48,9 +48,10 @@ def test_nothing_outlives_a_launch_in_a_sandbox(
 ) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_tree("orphans", rounds=1000)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    environment |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    path = os.pathsep.join((environment["PATH"], str(tmp_path)))  # which machines have of it, too
+    environment |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": path}
     command = [*IDLETRAIN, "launch", "job.yaml", "--spot", "--cloud", "sandbox", "--json"]
-    launch = Process(command, environment, tmp_path / "launch.log", tmp_path)
+    launch = Process(command, environment, tmp_path / "launch.log", tmp_path, forked=False)
     started.append(launch)
     until(moment, lambda: MOMENTS[moment](tmp_path, launch))
     assert launch.running, launch.text
@@ -86,7 +87,11 @@ def test_nothing_outlives_a_killed_command_with_workers_here(
     control.pace(2 * ORPHAN_SECONDS)  # a step takes longer than a worker may take to notice
     arguments = ["--nodes", "2"] if command == "fabric" else [run.file]
     head = Process(
-        [sys.executable, "-m", "idletrain", command, *arguments], control.environment, tmp_path / "head.log", tmp_path
+        [sys.executable, "-m", "idletrain", command, *arguments],
+        control.environment,
+        tmp_path / "head.log",
+        tmp_path,
+        forked=False,
     )
     started.append(head)
     if moment == "its scheduler starts":

@@ -217,7 +217,7 @@ def test_the_owner_s_worker_joins_by_the_run_s_name(
 
 def test_the_owner_gets_the_link_and_the_records_do_not_have_it(make_run: Callable[..., Run], control: Control) -> None:
     run = make_run(rounds=2)
-    control.pace(0.05)
+    control.pace(0.5)
     head = run.launch()
     page = run.wait("the start", "run_started")["dashboard"]
     link = access.link(run.dir, page)

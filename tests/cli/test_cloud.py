@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from botocore.parsers import ResponseParserError
 from rehearsal import RECORD, Sandbox, ids_of
 
@@ -49,9 +50,7 @@ EVENTS = [
 def run(*arguments: str, code: int = 0, **environment: str) -> str:
     """What a command prints, with its errors behind."""
     command = [sys.executable, "-m", "idletrain", *arguments]
-    done = subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = warm.run(command, environment={**os.environ, **environment}, timeout=120)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout + done.stderr
@@ -224,7 +223,7 @@ def test_without_a_region_nothing_is_tried(tmp_path: Path) -> None:
 def test_a_sandbox_leaves_nothing_but_what_explains_a_failure(
     error: Any, remains: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "SANDBOXES", tmp_path)
+    monkeypatch.setattr(sandbox, "sandboxes", lambda: tmp_path)
     mine = tmp_path / str(os.getpid())
     (tmp_path / "999999999").mkdir()  # of a launch that was killed: no process has this number
 

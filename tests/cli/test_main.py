@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 from safetensors.torch import load_file
 
 from idletrain.cli import main as cli
@@ -21,7 +22,7 @@ data: {name: digits}
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "idletrain", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return warm.run(command, folder=cwd, timeout=120)
 
 
 def error_lines(result: subprocess.CompletedProcess[str], code: int) -> list[str]:

@@ -1,4 +1,6 @@
-"""Search for bytes that break a reader, by coverage (atheris, libFuzzer): python tests/fuzz/campaign.py [1/N | SECONDS].
+"""Search for bytes that break a reader, by coverage (atheris, libFuzzer).
+
+python tests/fuzz/campaign.py [1/N | SECONDS]
 
 Without an argument, each reader gets its number of runs, about a minute of a core, from one seed: the same bytes every
 time; with 1/N, an Nth of them. With SECONDS, each gets that long, from a seed of its own. Two readers at a time. What

@@ -8,17 +8,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from PIL import Image
 from reader import Reader, file_of
 
+from idletrain import storage
 from idletrain.cli.main import bypass_proxies
 from idletrain.cloud.aws.schedules import eventbridge
 from idletrain.cluster import contact
 from idletrain.errors import IdletrainError
 from idletrain.job_file import load_job
-from idletrain.nn.data import arrays
 from idletrain.nn.data.arrays import FileSource
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.data.images import FolderSource
@@ -67,13 +68,8 @@ def image(content: bytes) -> object:
 @contextlib.contextmanager
 def fresh_cache() -> Iterator[None]:
     """A cache in which nothing was unpacked: the name of a copy is made of a file's size and time."""
-    before = arrays.CACHE
-    with tempfile.TemporaryDirectory(dir=Path()) as folder:
-        arrays.CACHE = Path(folder)
-        try:
-            yield
-        finally:
-            arrays.CACHE = before
+    with tempfile.TemporaryDirectory(dir=Path()) as folder, patch.object(storage, "cache_folder", lambda: Path(folder)):
+        yield
 
 
 def text(content: bytes) -> object:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from idletrain.cluster.local import WORKER_ENVIRONMENT
+from idletrain.cluster.forked_processes import WORKER_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"

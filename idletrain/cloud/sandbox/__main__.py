@@ -29,6 +29,9 @@ def serve(arguments: argparse.Namespace) -> None:
     trace = read_trace(_read(arguments.trace)) if arguments.trace else ()
     if importlib.util.find_spec("moto") is None:
         raise RunError("the rehearsal cloud needs moto; install it by `pip install '.[sandbox]'` in the repository")
+    from idletrain.cloud.sandbox import machines
+
+    parent = machines.warm_up()  # while moto is imported
     gc.disable()  # moto creates a million lasting objects: without garbage collection it starts in 3/4 of the time
     from idletrain.cloud.sandbox.cloud import RehearsalCloud, RehearsalSettings
     from idletrain.cloud.sandbox.instances import REGION
@@ -48,13 +51,15 @@ def serve(arguments: argparse.Namespace) -> None:
             notice_seconds=arguments.notice,
             logs=arguments.logs,
             port=arguments.port,
-        )
+        ),
+        parent,
     )
     keys = {"access_key_id": cloud.owner.id, "secret_access_key": cloud.owner.secret}
     sys.stdout.write(json.dumps({"endpoint": cloud.endpoint, "region": REGION, **keys}) + "\n")
     sys.stdout.flush()
     ending.wait()
     cloud.close()
+    parent.close()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ from idletrain.cloud.sandbox.guard import Guard
 from idletrain.cloud.sandbox.instances import SHUTDOWN_REASON, SPOT_REASON, Instances
 from idletrain.cloud.sandbox.machines import MachineProcesses
 from idletrain.cloud.sandbox.signatures import owner_keys
+from idletrain.cluster.forked_processes import WarmParent
 
 CLOUD_TICK_SECONDS = 0.1  # also the longest delay from a machine's end to its instance's; EC2 calls take effect at once
 
@@ -54,13 +55,14 @@ class RehearsalCloud:
 
     Args:
         rehearsal: Its settings.
+        parent: What starts its machines.
 
     Attributes:
         endpoint: Its address.
         owner: Keys of the user who runs it: of whoever may do all.
     """
 
-    def __init__(self, rehearsal: RehearsalSettings) -> None:
+    def __init__(self, rehearsal: RehearsalSettings, parent: WarmParent) -> None:
         self._closers = contextlib.ExitStack()
         logs = rehearsal.logs or Path(self._closers.enter_context(tempfile.TemporaryDirectory()))
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -73,7 +75,7 @@ class RehearsalCloud:
         self.endpoint, self.owner = f"http://{host}", owner_keys()
         keys = {self.owner.id: self.owner}
         self._instances = Instances(f"127.{port >> 8}.{port & 255}.")
-        self._machines = MachineProcesses(self.endpoint, rehearsal.memory_bytes, logs, keys)
+        self._machines = MachineProcesses(self.endpoint, rehearsal.memory_bytes, logs, keys, parent)
         faults = InjectedFaults()
         gateway = Gateway(self._instances, faults, logs, self._wake.set)
         control = Control(self._instances, self._machines, faults, gateway.calls, self._wake.set)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,21 @@ from typing import Any
 from idletrain.cloud.sandbox import shims, supervisor
 from idletrain.cloud.sandbox.metadata import Facts, MetadataServer
 from idletrain.cloud.sandbox.signatures import Keys, machine_keys
+from idletrain.cluster import forked_processes
+from idletrain.cluster.forked_processes import WarmParent
 
 IDLE = ("sleep", "infinity")  # an instance without user data just runs
 END_SECONDS = 5.0
+PRELOADED = ("idletrain.cloud.worker_node", "idletrain.cloud.head_run", "idletrain.cloud.aws.provider")  # of `node`
+
+
+def warm_up() -> WarmParent:
+    """Import meanwhile what machines will need: they are forks of one process.
+
+    Raises:
+        OSError: that process cannot be started.
+    """
+    return forked_processes.start_parent(_base_environment(), PRELOADED, lasting=True)
 
 
 class MachineProcess:
@@ -30,10 +43,18 @@ class MachineProcess:
         endpoint: The cloud's endpoint.
         memory_bytes: RAM that it reports.
         log: File for its output.
+        parent: What starts its supervisor.
     """
 
     def __init__(
-        self, instance: str, program: bytes, metadata: MetadataServer, endpoint: str, memory_bytes: int, log: Path
+        self,
+        instance: str,
+        program: bytes,
+        metadata: MetadataServer,
+        endpoint: str,
+        memory_bytes: int,
+        log: Path,
+        parent: WarmParent,
     ) -> None:
         self.metadata = metadata
         directory = Path(tempfile.mkdtemp(prefix=f"{instance}-"))  # mkdtemp's mode is 0700
@@ -41,22 +62,21 @@ class MachineProcess:
         (directory / "bin").mkdir()
         _shim(directory / "bin" / "shutdown", "shutdown")
         _shim(directory / "bin" / "install", "install", str(directory))
-        _shim(directory / "bin" / "docker", "docker", str(memory_bytes))
+        _shim(directory / "bin" / "docker", "docker", str(directory), str(memory_bytes))
         (directory / "user-data").write_bytes(program)
         command = ("bash", "user-data") if program.startswith(b"#!") else IDLE
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", supervisor.__file__, str(directory), *command],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=_environment(directory, endpoint, self.metadata.endpoint),
-                start_new_session=True,
-            )
+        self._process = parent.start(
+            (str(directory), *command),
+            log,
+            _environment(directory, endpoint, self.metadata.endpoint),
+            module=supervisor.__name__,
+            folder=directory,
+            at_parents_end=signal.SIGTERM,
+        )
 
     def pids(self, family: dict[int, list[int]]) -> list[int]:
         """Return the machine's processes without its supervisor, given all processes' children by parent."""
-        return supervisor.descendants(self._process.pid, family)
+        return supervisor.descendants(self._process.pid, family) if self._process.pid else []
 
     def ended(self) -> bool:
         """Return whether its program has ended, and all that it started."""
@@ -65,9 +85,7 @@ class MachineProcess:
     def kill(self) -> None:
         """Kill it as a power cut would; it is gone a moment later."""
         self.metadata.close()
-        if self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> None:
         """Wait until it is gone."""
@@ -76,7 +94,7 @@ class MachineProcess:
         except subprocess.TimeoutExpired:
             for pid in (*self.pids(supervisor.family()), self._process.pid):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
+                    os.kill(pid, signal.SIGKILL)
             self._process.wait()
 
 
@@ -88,12 +106,16 @@ class MachineProcesses:
         memory_bytes: RAM that each machine reports.
         logs: Directory for their output.
         keys: The cloud's keys by their id; each machine's are among them while it runs.
+        parent: What starts them.
     """
 
-    def __init__(self, endpoint: str, memory_bytes: int, logs: Path, keys: MutableMapping[str, Keys]) -> None:
+    def __init__(
+        self, endpoint: str, memory_bytes: int, logs: Path, keys: MutableMapping[str, Keys], parent: WarmParent
+    ) -> None:
         self._endpoint, self._memory_bytes, self._logs, self._keys = endpoint, memory_bytes, logs, keys
         self._running: dict[str, MachineProcess] = {}
         self._dying: dict[str, MachineProcess] = {}
+        self._parent = parent
 
     def boot(
         self, instance: str, program: bytes, get_facts: Callable[[], Facts], shut_down: Callable[[float], None]
@@ -110,7 +132,7 @@ class MachineProcesses:
         metadata = MetadataServer(get_facts, keys, shut_down)
         log = self._logs / f"{instance}.log"
         try:
-            machine = MachineProcess(instance, program, metadata, self._endpoint, self._memory_bytes, log)
+            machine = MachineProcess(instance, program, metadata, self._endpoint, self._memory_bytes, log, self._parent)
         except OSError:
             metadata.close()
             raise
@@ -148,17 +170,22 @@ class MachineProcesses:
 
 
 def _environment(directory: Path, endpoint: str, metadata: str) -> dict[str, str]:
-    """Return a machine's environment: of ours only PATH and PYTHONPATH, and no credentials, which come from IMDS."""
-    inherited = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    """Return a machine's environment; its credentials come from its metadata."""
+    base = _base_environment()
     return {
-        "PATH": f"{directory / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        **base,
+        "PATH": f"{directory / 'bin'}{os.pathsep}{base['PATH']}",
         "HOME": str(directory),
         "TMPDIR": str(directory / "tmp"),
-        "LANG": "C.UTF-8",
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata,
-        **inherited,
     }
+
+
+def _base_environment() -> dict[str, str]:
+    """Return what the environments of all machines have in common: of ours only PATH and PYTHONPATH."""
+    inherited = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", **inherited}
 
 
 def _shim(path: Path, *arguments: str) -> None:

@@ -15,6 +15,7 @@ from typing import IO
 
 import psutil
 
+from idletrain import storage
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.provider import AwsProvider
 from idletrain.cluster import owned_process
@@ -23,8 +24,6 @@ from idletrain.job import Job
 from idletrain.observe.records import Record
 from idletrain.providers.protocol import CloudSchedules
 
-# A folder per sandbox, named by its process: its address while it is open, and its logs.
-SANDBOXES = Path("~/.cache/idletrain/sandboxes").expanduser()
 IMAGE = "idletrain"  # any name: the sandbox runs the installed package
 NOTICE = "5s"  # AWS gives two minutes; a rehearsal shows the same in less
 
@@ -111,11 +110,12 @@ def sandbox_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
 
     Its logs are deleted behind the context, except after a failure: then they stay until the next sandbox opens.
     """
-    logs = SANDBOXES / str(os.getpid())
-    for old in SANDBOXES.glob("[0-9]*"):
+    folder = sandboxes()
+    logs = folder / str(os.getpid())
+    for old in folder.glob("[0-9]*"):
         if old == logs or not psutil.pid_exists(int(old.name)):
             shutil.rmtree(old, ignore_errors=True)
-    SANDBOXES.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     logs.mkdir(mode=0o700)
     failed = False
     try:
@@ -154,7 +154,7 @@ def _await_address(process: subprocess.Popen[str]) -> None:
         RunError: it does not start.
     """
     assert process.stdout is not None
-    line, own = process.stdout.readline(), SANDBOXES / str(os.getpid())
+    line, own = process.stdout.readline(), sandboxes() / str(os.getpid())
     if not line:
         raise RunError(
             f"the sandbox did not start; see {own / 'sandbox.log'}; its extra may be missing (pip install '.[sandbox]')"
@@ -187,8 +187,13 @@ def _in_sandbox() -> bool:
     return "AWS_ENDPOINT_URL" in os.environ
 
 
+def sandboxes() -> Path:
+    """Return the folder with one for each sandbox, named by its process: its address while it is open, and its logs."""
+    return storage.cache_folder() / "sandboxes"
+
+
 def _newest_sandbox() -> Path:
-    addresses = [path for path in SANDBOXES.glob("[0-9]*/address.json") if psutil.pid_exists(int(path.parent.name))]
+    addresses = [path for path in sandboxes().glob("[0-9]*/address.json") if psutil.pid_exists(int(path.parent.name))]
     if not addresses:
         raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
     return max(addresses, key=lambda path: path.stat().st_mtime)

@@ -2,14 +2,16 @@
 
 python -I -S shims.py shutdown -h +5|now
 python -I -S shims.py install DIRECTORY -D /dev/stdin /FILE
-python -I -S shims.py docker BYTES run [OPTIONS] IMAGE ARGS...
+python -I -S shims.py docker DIRECTORY BYTES run [OPTIONS] IMAGE ARGS...
 """
 
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +36,10 @@ HOST_VARIABLES = (
     "AWS_ENDPOINT_URL",
     "AWS_EC2_METADATA_SERVICE_ENDPOINT",
 )
+
+
+DOOR = "containers"  # the supervisor's socket in the machine's directory, at which `docker` asks for one
+SIGNALLED = 128  # plus a signal's number is the status of what it ended, to a shell
 
 
 class UsageError(Exception):
@@ -125,10 +131,17 @@ def _install(directory: str, *arguments: str) -> int:
     return 0
 
 
-def _docker(memory_bytes: str, *arguments: str) -> int:
+def _docker(directory: str, memory_bytes: str, *arguments: str) -> int:
     run = container(arguments, os.environ)
-    command = [sys.executable, "-m", "idletrain", *run.arguments, "--memory", memory_bytes, "--slots", "1"]
-    os.execve(sys.executable, command, dict(run.environment))  # noqa: S606
+    asked = [*run.arguments, "--memory", memory_bytes, "--slots", "1"]
+    request = {"module": "idletrain", "arguments": asked, "environment": dict(run.environment)}
+    content = json.dumps(request).encode() + b"\n"
+    os.chdir(directory)  # a socket's path has at most 107 letters
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.connect(DOOR)
+        supervisor.sendall(content[socket.send_fds(supervisor, [content], (0, 1, 2)) :])
+        status = int(supervisor.recv(16) or -9)  # -9: killed with its machine
+    return status if status >= 0 else SIGNALLED - status
 
 
 COMMANDS: Mapping[str, Callable[..., int]] = {"shutdown": _shutdown, "install": _install, "docker": _docker}

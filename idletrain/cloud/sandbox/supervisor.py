@@ -1,25 +1,33 @@
-"""Run one machine's user data and clean up everything that it started. A program of its own, stdlib only:
+"""Run one machine's user data and containers, and clean up everything that they started, as a fork of a warm parent:
 
-python -I -S supervisor.py DIRECTORY [COMMAND...]
+python -m idletrain.cloud.sandbox.supervisor DIRECTORY [COMMAND...]
 
-It ends the machine when the command ends, or when standard input, a pipe held by the sandbox, is closed, as happens
-when the sandbox is killed. It kills the machine's processes even outside its process group, and deletes its directory.
+A container is a fork of this process, which has imported what it needs; `docker` asks for it at a socket in the
+machine's directory. The machine ends when the command ends or on SIGTERM, which comes also when the sandbox is killed.
+Its processes are killed even outside its process group, and its directory is deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from idletrain.cloud.sandbox.shims import DOOR
+from idletrain.cluster import fork_server
+
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>: orphans below us become our children
+WAKES = 4096
 REAP_SECONDS = 0.002  # about as long as a killed process takes to end
 
 
@@ -55,23 +63,101 @@ def kill_all() -> None:
         time.sleep(REAP_SECONDS)
 
 
-def _watch_parent() -> None:
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    kill_all()  # ends the wait in `main`, too
-
-
 def main(directory: str, *command: str) -> None:
-    """Run the command until it ends or standard input is closed."""
+    """Run the command until it ends or a SIGTERM arrives; in a container, run that instead."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    child = subprocess.Popen(command, cwd=directory, stdin=subprocess.DEVNULL, start_new_session=True)
-    threading.Thread(target=_watch_parent, daemon=True).start()
-    with contextlib.suppress(ChildProcessError):  # raised if the other thread has reaped it
-        while os.wait()[0] != child.pid:
-            pass  # an orphan that became our child
+    own, machine = os.getpid(), Machine(directory, command)
+    if request := machine.run():
+        _contain(request, own)
+        return
     kill_all()
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(0)
+
+
+class Machine:
+    """A machine at work.
+
+    Args:
+        directory: Its directory.
+        command: Its user data's command.
+    """
+
+    def __init__(self, directory: str, command: Sequence[str]) -> None:
+        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._woken)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: self._end())
+        self._door = socket.socket(socket.AF_UNIX)
+        os.chdir(directory)  # a socket's path has at most 107 letters
+        self._door.bind(DOOR)
+        self._door.listen()
+        self._containers: dict[int, socket.socket] = {}  # whoever waits for the end of each, by its process id
+        self._program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True).pid
+        self._ended = False
+
+    def run(self) -> fork_server.Request | None:
+        """Start and reap processes until the machine's end; return None, or in a container what it is to run."""
+        while not self._ended:
+            ready, _, _ = select.select([self._wake, self._door.fileno()], [], [])
+            if self._wake in ready:
+                os.read(self._wake, WAKES)
+            if self._door.fileno() in ready and (request := self._start_container()):
+                return request
+            self._reap()
+        return None
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _start_container(self) -> fork_server.Request | None:
+        """Fork a container for whoever is at the door; return None, or in the container what it is to run."""
+        asking, _ = self._door.accept()
+        requests = fork_server.Requests(asking)
+        while (received := requests.read()) == []:
+            pass
+        if not received:
+            asking.close()
+            return None
+        if not (pid := os.fork()):
+            for descriptor in (self._wake, self._woken):
+                os.close(descriptor)
+            for connection in (self._door, asking, *self._containers.values()):
+                connection.close()
+            return received[0]
+        for descriptor in received[0]["files"]:
+            os.close(descriptor)
+        self._containers[pid] = asking
+        return None
+
+    def _reap(self) -> None:
+        """Bury the processes that have ended, orphans included; tell of containers."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                pid, status = ended
+                self._ended |= pid == self._program
+                if asking := self._containers.pop(pid, None):
+                    with asking, contextlib.suppress(OSError):  # it has ended, too
+                        asking.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _contain(request: fork_server.Request, parent: int) -> None:
+    """Run a container: `idletrain` with the variables that it is given and no others."""
+    environment, arguments = request["environment"], request["arguments"]
+    if _fits(environment):
+        how = {"module": "idletrain", "folder": str(Path.cwd()), "path": None}
+        fork_server.run({**request, **how, "at_parents_end": int(signal.SIGKILL), "has_forks": True}, parent)
+        return
+    for to, descriptor in enumerate(request["files"]):
+        os.dup2(descriptor, to)
+    os.execve(sys.executable, [sys.executable, "-m", "idletrain", *arguments], environment)  # noqa: S606
+
+
+def _fits(environment: Mapping[str, str]) -> bool:
+    """Whether this process has imported what a process with these variables would import."""
+    places = set(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
+    same = fork_server.imported_under(environment) == fork_server.imported_under(os.environ)
+    return same and places <= set(sys.path)
 
 
 if __name__ == "__main__":

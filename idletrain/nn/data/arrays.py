@@ -21,12 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from idletrain import storage
 from idletrain.errors import JobError
 from idletrain.nn.data.batches import map_leaves, named_parts
 from idletrain.nn.data.remote import Remote
 from idletrain.nn.data.values import Array, array_fault, as_input, as_label, part_of
-
-CACHE = Path("~/.cache/idletrain").expanduser()
 
 
 class Source(Protocol):
@@ -139,7 +138,7 @@ class FileSource:
         return arrays
 
     def _local_path(self, file: str | Remote) -> Path:
-        return file.download(CACHE / "s3", self.field) if isinstance(file, Remote) else Path(file)
+        return file.download(storage.cache_folder() / "s3", self.field) if isinstance(file, Remote) else Path(file)
 
 
 @dataclass(frozen=True)
@@ -202,7 +201,7 @@ def _unpacked(path: Path, suffix: str, unpack: Callable[[Any], Any]) -> Path:
     """Return a file's unpacked copy in the cache, created if missing; its name is made of path, size and time."""
     stat = path.stat()
     identity = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
-    copy = CACHE / "unpacked" / f"{identity}-{path.stem}{suffix}"
+    copy = storage.cache_folder() / "unpacked" / f"{identity}-{path.stem}{suffix}"
     if not copy.exists():
         write_atomically(copy, unpack)
     return copy

@@ -23,8 +23,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from idletrain import storage
 from idletrain.errors import JobError
-from idletrain.nn.data import arrays
 from idletrain.nn.data.csr import Csr, Rows, canonical, transpose
 from idletrain.nn.data.remote import Remote
 from idletrain.nn.data.sparse_formats import SparseChunk, read_chunks, unreadable
@@ -103,7 +103,7 @@ class SparseFiles:
         Raises:
             JobError: a file is missing, or one of its lines is wrong; the message has the line's number.
         """
-        cache, field = arrays.CACHE / "s3", self.field
+        cache, field = storage.cache_folder() / "s3", self.field
         paths = [f.download(cache, field) if isinstance(f, Remote) else Path(f).expanduser() for f in self.files]
         folder = self._folder(paths)
         if not (folder / "census.json").exists():
@@ -125,7 +125,7 @@ class SparseFiles:
             raise unreadable(self.field, paths[0], error) from None
         identity = "".join(f"{p.resolve()} {s.st_size} {s.st_mtime_ns}\n" for p, s in zip(paths, stats, strict=True))
         name = hashlib.sha256(f"{identity}{self.empty}".encode()).hexdigest()[:16]
-        return arrays.CACHE / "sparse" / f"{name}-{paths[0].name.split('.')[0]}"
+        return storage.cache_folder() / "sparse" / f"{name}-{paths[0].name.split('.')[0]}"
 
 
 def sparse_names(where: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from idletrain import storage
 from idletrain.errors import JobError
-from idletrain.nn.data import arrays
 from idletrain.nn.data.arrays import FileSource, write_atomically
 from idletrain.nn.data.values import Array
 
@@ -59,7 +59,7 @@ def _plain_or_packed(path: Path) -> Path:
 
 
 def _find_fashion_mnist(path: Path | None) -> Path:
-    cache = arrays.CACHE / "fashion-mnist"
+    cache = storage.cache_folder() / "fashion-mnist"
     for folder in [path] if path else [cache, DEBIAN_FASHION_MNIST]:
         if all(_plain_or_packed(folder / name).exists() for name in FASHION_MNIST):
             return folder

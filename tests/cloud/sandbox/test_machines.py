@@ -11,8 +11,9 @@ import pytest
 from rehearsal import eventually
 
 from idletrain.cloud.aws import user_data
-from idletrain.cloud.sandbox.machines import MachineProcesses
+from idletrain.cloud.sandbox.machines import MachineProcesses, warm_up
 from idletrain.cloud.sandbox.metadata import Facts
+from idletrain.cluster.forked_processes import WarmParent
 
 GIB = 1 << 30
 SHUTDOWNS: list[float] = []
@@ -22,9 +23,17 @@ def facts() -> Facts:
     return Facts(instance="i-1", type="t", address="127.1.2.3", region="r", zone="ra", tags=None)
 
 
+@pytest.fixture(scope="module")
+def parent() -> Iterator[WarmParent]:
+    """What starts the machines of all tests here."""
+    warm = warm_up()
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[MachineProcesses]:
-    processes = MachineProcesses("http://127.0.0.1:9", GIB, tmp_path, {})
+def machines(tmp_path: Path, parent: WarmParent) -> Iterator[MachineProcesses]:
+    processes = MachineProcesses("http://127.0.0.1:9", GIB, tmp_path, {}, parent)
     yield processes
     processes.close()
     assert processes.processes() == []
@@ -104,3 +113,15 @@ def test_the_container_gets_the_machines_size_and_only_its_own_variables(
 
 def test_a_program_that_docker_would_refuse_says_so_in_the_log(machines: MachineProcesses, tmp_path: Path) -> None:
     assert "unknown flag: --what" in output(machines, tmp_path, "docker run --what image node")
+
+
+def test_a_program_learns_how_its_container_ended(machines: MachineProcesses, tmp_path: Path) -> None:
+    program = "docker run image no-such-command; echo status=$?"
+    written = output(machines, tmp_path, program)
+    assert "No such command" in written
+    assert "status=2\n" in written
+
+
+def test_a_container_that_is_killed_ends_as_dockers_would(machines: MachineProcesses, tmp_path: Path) -> None:
+    program = "docker run image node & sleep 1; pkill -KILL -P $PPID idletrain-node; wait $!; echo status=$?"
+    assert "status=137\n" in output(machines, tmp_path, program)

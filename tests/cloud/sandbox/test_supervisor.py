@@ -24,8 +24,8 @@ def directory(tmp_path: Path) -> Path:
 
 
 def start(directory: Path, *command: str) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-I", "-S", supervisor.__file__, str(directory), *command]
-    return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
+    arguments = [sys.executable, "-m", supervisor.__name__, str(directory), *command]
+    return subprocess.Popen(arguments, start_new_session=True)
 
 
 def has_ended(pid: int) -> bool:
@@ -36,13 +36,12 @@ def has_ended(pid: int) -> bool:
     return False
 
 
-def test_when_the_pipe_closes_all_descendants_die_and_the_directory_goes(tmp_path: Path, directory: Path) -> None:
+def test_on_a_signal_all_descendants_die_and_the_directory_goes(tmp_path: Path, directory: Path) -> None:
     process = start(directory, "bash", "-c", STRAYS.format(tmp_path / "ready"))
     eventually((tmp_path / "ready").exists)
     pids = supervisor.descendants(process.pid, supervisor.family())
     assert len(pids) == 3
-    assert process.stdin
-    process.stdin.close()
+    process.terminate()
     process.wait(10)
     assert all(map(has_ended, pids))
     assert not directory.exists()
@@ -53,8 +52,6 @@ def test_when_the_program_ends_its_strays_die_too(tmp_path: Path, directory: Pat
     process.wait(10)
     assert has_ended(int((tmp_path / "pid").read_text()))
     assert not directory.exists()
-    assert process.stdin
-    process.stdin.close()
 
 
 def test_the_program_runs_in_the_directory_without_input(tmp_path: Path, directory: Path) -> None:
@@ -62,8 +59,6 @@ def test_the_program_runs_in_the_directory_without_input(tmp_path: Path, directo
     process.wait(10)
     assert (tmp_path / "where").read_text().strip() == str(directory)
     assert (tmp_path / "input").read_text() == ""
-    assert process.stdin
-    process.stdin.close()
 
 
 def test_a_process_without_children_has_no_descendants() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import socket
@@ -18,25 +19,35 @@ import psutil
 import pytest
 from distributed import Client
 
-from idletrain.cluster import dask_scheduler, warm_parent, worker_processes
-from idletrain.cluster.worker_processes import ForkedWorker
+from idletrain.cluster import dask_scheduler, forked_processes
+from idletrain.cluster.forked_processes import ForkedProcess
 
-Start = Callable[..., ForkedWorker]
+Start = Callable[..., ForkedProcess]
+# Starts a worker of nobody, and tells of its parent and it.
+LEADS = """
+import json, os, pathlib, time, psutil
+from idletrain.cluster import forked_processes
+log = pathlib.Path("worker.log")
+log.touch()
+worker = forked_processes.start(("worker", "tcp://127.0.0.1:9"), log, os.environ)
+print(json.dumps({"pids": [psutil.Process(worker.pid).ppid(), worker.pid]}), flush=True)
+time.sleep(600)
+"""
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a worker of a scheduler, by default of one that never answers: it waits. No parent was there before."""
     numbers, parents = itertools.count(), dict[Any, Any]()
-    monkeypatch.setattr(worker_processes, "_parents", parents)
+    monkeypatch.setattr(forked_processes, "_parents", parents)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         nowhere = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
 
-        def started(scheduler: str = nowhere, *options: str, **variables: str) -> ForkedWorker:
+        def started(scheduler: str = nowhere, *options: str, **variables: str) -> ForkedProcess:
             log = tmp_path / f"{next(numbers)}.log"
             log.touch()
-            worker = worker_processes.start(("worker", scheduler, *options), log, {**os.environ, **variables})
-            assert isinstance(worker, ForkedWorker)
+            worker = forked_processes.start(("worker", scheduler, *options), log, {**os.environ, **variables})
+            assert isinstance(worker, ForkedProcess)
             return worker
 
         yield started
@@ -51,7 +62,7 @@ def eventually(check: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def parent_of(worker: ForkedWorker) -> psutil.Process:
+def parent_of(worker: ForkedProcess) -> psutil.Process:
     parent = psutil.Process(worker.pid).parent()
     assert parent is not None
     return parent
@@ -78,7 +89,7 @@ def test_each_has_its_own_session_environment_folder_path_and_chance(
             async with Client(address, asynchronous=True) as client:
                 await client.wait_for_workers(2, timeout=60)
                 said = await client.run(about)
-            assert {psutil.Process(worker.pid).name() for worker in workers} == {warm_parent.TITLE}
+            assert {psutil.Process(worker.pid).name() for worker in workers} == {"idletrain-work"}
             assert parent_of(workers[0]) == parent_of(workers[1])
             for worker in workers:
                 worker.send_signal(signal.SIGTERM)
@@ -119,7 +130,7 @@ def test_they_end_with_their_parent_and_another_takes_its_place(start: Start) ->
 
 
 def test_a_parent_ends_some_time_after_the_last_one(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_processes, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(forked_processes, "IDLE_SECONDS", 0.3)
     first, second = start(), start()
     parent = parent_of(first)
     first.send_signal(signal.SIGKILL)
@@ -154,9 +165,9 @@ def test_a_parent_that_cannot_run_leaves_its_words_in_the_log(
 
 def test_a_fork_of_the_head_has_no_part_in_its_workers(start: Start) -> None:
     start()
-    assert worker_processes._parents
+    assert forked_processes._parents
     if not (child := os.fork()):
-        os._exit(len(worker_processes._parents))
+        os._exit(len(forked_processes._parents))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -165,7 +176,29 @@ def test_a_system_that_forbids_forks_gets_processes_of_their_own(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "another")
     (tmp_path / "log").touch()
-    worker = worker_processes.start(("worker", "nowhere", "--no-such-option"), tmp_path / "log", os.environ)
+    worker = forked_processes.start(("worker", "nowhere", "--no-such-option"), tmp_path / "log", os.environ)
     assert isinstance(worker, subprocess.Popen)
     assert worker.wait() == 2
     assert "--no-such-option" in (tmp_path / "log").read_text()
+
+
+def test_a_fork_that_starts_workers_has_imported_all_that_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "leads.py").write_text(LEADS)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    log = tmp_path / "log"
+    parent = forked_processes.start_parent(os.environ)
+    try:
+        head = parent.start(("nowhere",), log, dict(os.environ), module="leads", folder=tmp_path, has_forks=True)
+        eventually(lambda: "pids" in log.read_text())
+        pids = json.loads(log.read_text().splitlines()[-1])["pids"]
+        spare, worker = (psutil.Process(pid) for pid in pids)
+        assert [spare.ppid(), worker.ppid()] == [head.pid, spare.pid]
+        spent = [sum(process.cpu_times()[:2]) for process in (spare, worker)]
+        assert sum(spent) < sum(parent_of(head).cpu_times()[:2]) / 10
+        head.send_signal(signal.SIGKILL)
+        eventually(lambda: not spare.is_running() and not worker.is_running())
+    finally:
+        parent.close()

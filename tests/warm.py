@@ -1,0 +1,113 @@
+"""Processes of tests as forks of one warm parent: hundreds of them need the same imports, of four seconds each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from idletrain.cluster import fork_server, forked_processes
+from idletrain.cluster.forked_processes import WORKER_ENVIRONMENT, ForkedProcess, WarmParent
+
+# What heads, schedulers and workers import while they start.
+MODULES = (
+    "distributed.cli.dask_scheduler",
+    "idletrain.cli.job_check",
+    "idletrain.cli.plan_table",
+    "idletrain.cloud.follow",
+    "idletrain.cloud.launcher",
+    "idletrain.cloud.sandbox.provider",
+    "idletrain.autotune.choose",
+    "idletrain.fabric.measuring.tasks",
+    "idletrain.nn.models",
+    "idletrain.observe.display",
+    "idletrain.providers.table",
+    "idletrain.run",
+    "rich.live",
+    "sklearn.datasets",
+    "tensorboardX",
+    "torch._dynamo",
+)
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], output: Path, folder: Path
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Start `python -m MODULE ...`, without input, in a session of its own; as a fork where that is the same."""
+    return _fork(command, environment, output, folder) or execute(command, environment, output, folder)
+
+
+def execute(
+    command: Sequence[str], environment: Mapping[str, str], output: Path, folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start a command, without input, in a session of its own."""
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=dict(environment),
+            cwd=folder,
+            start_new_session=True,
+        )
+
+
+def run(
+    command: Sequence[str],
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+    given: str = "",
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m MODULE ...` to its end with an input, like `subprocess.run`; as a fork where that is the same."""
+    with (
+        tempfile.TemporaryFile("w+") as stdin,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
+        stdin.write(given)
+        stdin.seek(0)
+        files = tuple(file.fileno() for file in (stdin, out, err))
+        process = _fork(command, environment, Path(os.devnull), folder or Path.cwd(), files)
+        if process is None:
+            how = {"env": dict(environment), "cwd": folder, "timeout": timeout}
+            return subprocess.run(command, input=given, capture_output=True, text=True, check=False, **how)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        for file in (out, err):
+            file.seek(0)
+        assert code is not None
+        return subprocess.CompletedProcess([*command], code, out.read(), err.read())
+
+
+def _fork(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    folder: Path,
+    files: Sequence[int] = (),
+) -> ForkedProcess | None:
+    """Start `python -m MODULE ...` as a fork; return None where that would not be the same."""
+    match command:
+        case [sys.executable, "-m", module, *arguments] if _imported(environment) == _imported(os.environ):
+            return _parent().start(
+                arguments, output, environment, module=module, folder=folder, files=files, has_forks=True
+            )
+    return None
+
+
+@cache
+def _parent() -> WarmParent:
+    return forked_processes.start_parent(os.environ, MODULES, lasting=True)
+
+
+def _imported(environment: Mapping[str, str]) -> tuple[str, ...]:
+    return fork_server.imported_under({**environment, **WORKER_ENVIRONMENT})
