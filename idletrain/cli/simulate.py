@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from idletrain.job import Job
     from idletrain.simulation.engine import Outcome, Policy, Work
+    from idletrain.simulation.fleet import Fleet
 
 app = typer.Typer()
 HOUR, GIGABIT_BYTES = 3600.0, 125e6
@@ -48,6 +49,10 @@ def simulate_fleet(
     step: Annotated[
         float | None, typer.Option(parser=seconds_option, help="A subnet's step; measured here otherwise.")
     ] = None,
+    price: Annotated[float | None, typer.Option(min=0, help="USD an hour of a node.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write an HTML file: goodput by how often nodes are lost.", dir_okay=False)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
@@ -75,16 +80,55 @@ def simulate_fleet(
         changes=_changes(trace) if trace else (),
         seed=seed,
     )
+    typer.echo("idletrain: reading the model and the data", err=True)
     works = {policy: _work(written, policy, gigabits, step) for policy in POLICIES}
     outcomes: dict[str, Outcome] = {}
     for policy, work in works.items():
+        typer.echo(f"idletrain: simulating {policy}", err=True)
         outcomes[policy] = Simulation(work, fleet).run(hours * HOUR, MOST_EVENTS)
     step_seconds = max(work.step_seconds for work in works.values())
     outcomes |= {name: data_parallel(model(step_seconds), fleet, hours * HOUR) for name, model in PEERS.items()}
+    if plot:
+        _plot(plot, works, fleet, hours)
     if as_json:
-        typer.echo(json.dumps({name: {**asdict(found), "goodput": found.goodput} for name, found in outcomes.items()}))
+        typer.echo(json.dumps({name: _figures(found, price) for name, found in outcomes.items()}))
         return
-    Console().print(_table(outcomes, hours))
+    Console().print(_table(outcomes, hours, price))
+    if plot:
+        typer.echo(f"{plot} shows goodput by how often nodes are lost")
+
+
+def _figures(outcome: Outcome, price: float | None) -> dict[str, float]:
+    """Return all figures of an outcome."""
+    cost = {} if price is None else {"usd": outcome.alive_seconds / HOUR * price}
+    return {**asdict(outcome), "goodput": outcome.goodput, **cost}
+
+
+def _plot(path: Path, works: Mapping[Policy, Work], fleet: Fleet, hours: float) -> None:
+    """Write the page of what each kind of training comes to at several rates of lost nodes.
+
+    Raises:
+        JobError: the file cannot be written.
+    """
+    from idletrain.observe import charts
+    from idletrain.simulation.failure_rates import PARTS, goodput_by_rate
+
+    def report(done: int, rates: int) -> None:
+        typer.echo(f"idletrain: simulating rate {done} of {rates} for the page", err=True)
+
+    lines = goodput_by_rate(works, fleet, hours * HOUR, MOST_EVENTS / len(PARTS), report)
+    series = [charts.Series(name, points, number) for number, (name, points) in enumerate(lines.items())]
+    page = charts.templates().get_template("simulation.html")
+    text = page.render(
+        title=f"{fleet.nodes} simulated nodes, {hours:g} hours",
+        sentence=f"A node that is lost is replaced after {fleet.return_seconds:g} s on average.",
+        chart=charts.chart("goodput", "losses of a node and hour", series, better="higher"),
+        rows=[*lines.items()],
+    )
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise JobError(f"--plot: {path}: cannot be written ({error.strerror}); name another file") from None
 
 
 def _changes(path: Path) -> tuple[tuple[float, str, bool], ...]:
@@ -135,22 +179,32 @@ def _work(job: Job, policy: Policy, gigabits: float, step: float | None) -> Work
         step_seconds=step,
         pull_seconds=nbytes(program, subnet, "pull") / rate,
         push_seconds=nbytes(program, subnet, "push") / rate,
+        pull_bytes=nbytes(program, subnet, "pull"),
+        push_bytes=nbytes(program, subnet, "push"),
         progress_seconds=job.preemption.progress_every,
         slack=training.slack,
     )
 
 
-def _table(outcomes: Mapping[str, Outcome], hours: float) -> RenderableType:
+def _table(outcomes: Mapping[str, Outcome], hours: float, price: float | None) -> RenderableType:
     """Return a table of what each kind of training came to."""
+    from rich import box
     from rich.table import Table
 
     cut = any(outcome.seconds < hours * HOUR for outcome in outcomes.values())
     note = f": of {hours:g} hours, those that take {MOST_EVENTS:,} events" if cut else ""
-    table = Table(title=f"a simulated fleet{note}", title_justify="left")
-    for column in ("training", "hours", "goodput", "steps a neuron", "transfers", "nodes lost"):
-        table.add_column(column, justify="left" if column == "training" else "right", no_wrap=column == "training")
+    table = Table(title=f"a simulated fleet{note}", title_justify="left", box=box.SIMPLE, pad_edge=False)
+    time = ("hours",) if cut else ()
+    cost = () if price is None else ("USD", "steps a USD")
+    table.add_column("training", no_wrap=True)
+    for column in (*time, "goodput", "steps a neuron", "GB moved", "lost", *cost):
+        table.add_column(column, justify="right", min_width=max(map(len, column.split())))
     for name, outcome in outcomes.items():
-        own = (f"{outcome.steps_a_neuron:,.0f}", f"{outcome.transfers:,}") if name in POLICIES else ("", "")
-        time = f"{outcome.seconds / HOUR:.3g}"
-        table.add_row(name, time, f"{outcome.goodput:.1%}", *own, f"{outcome.lost:,}")
+        row = [name, *(f"{outcome.seconds / HOUR:.3g}" for _ in time), f"{outcome.goodput:.1%}"]
+        own = (f"{outcome.steps_a_neuron:,.0f}", f"{outcome.moved_bytes / 1e9:,.3g}") if name in POLICIES else ("", "")
+        row += [*own, f"{outcome.lost:,}"]
+        if price is not None:
+            usd = outcome.alive_seconds / HOUR * price
+            row += [f"{usd:,.2f}", f"{outcome.steps_a_neuron / usd:,.0f}" if usd else "-"]
+        table.add_row(*row)
     return table

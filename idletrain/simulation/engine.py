@@ -35,6 +35,8 @@ class Work:
         step_seconds: Seconds of a step on the typical node.
         pull_seconds: Seconds that a subnet takes to a node.
         push_seconds: Seconds that an update, or a progress checkpoint, takes from it.
+        pull_bytes: Bytes of a subnet on its way to a node.
+        push_bytes: Bytes of an update, or of a progress checkpoint.
         commit_seconds: Seconds of a commit; of a round, or under `rolling` of an update.
         progress_seconds: Time between two progress checkpoints.
         slack: Under `rolling`, neurons that are free, as a part of those that are held.
@@ -47,6 +49,8 @@ class Work:
     step_seconds: float
     pull_seconds: float = 0.0
     push_seconds: float = 0.0
+    pull_bytes: int = 0
+    push_bytes: int = 0
     commit_seconds: float = 0.0
     progress_seconds: float = 5.0
     slack: float = 0.5
@@ -65,6 +69,7 @@ class Outcome:
         steps_a_neuron: Of them, those that each neuron had on average.
         rounds: Rounds, or times that neurons had a round's steps.
         transfers: Pulls, updates and progress checkpoints that travelled.
+        moved_bytes: Their bytes.
         lost: Nodes that went.
         events: Events that the rules took.
     """
@@ -76,6 +81,7 @@ class Outcome:
     steps_a_neuron: float = 0.0
     rounds: int = 0
     transfers: int = 0
+    moved_bytes: int = 0
     lost: int = 0
     events: int = 0
 
@@ -224,7 +230,7 @@ class Simulation:
             self._later(HEARTBEAT_SECONDS, self._end, former)
         self._attempts[command.lease.attempt] = self._latest[command.lease.subnet] = attempt
         attempt.node.attempts.append(attempt)
-        self.outcome.transfers += 1
+        self._count_transfer(self._work.pull_bytes)
         self._later(self._work.pull_seconds, self._pulled, attempt)
 
     def _pulled(self, attempt: SimulatedAttempt) -> None:
@@ -264,7 +270,7 @@ class Simulation:
     def _arrive(self, attempt: SimulatedAttempt, steps: int) -> None:
         if attempt.over or attempt.node.gone:
             return
-        self.outcome.transfers += 1
+        self._count_transfer(self._work.push_bytes)
         whole = steps == self._work.local_steps
         reply = self._send(protocol.Pushed, lease=attempt.lease, steps=steps, update=whole)
         if whole or reply is not Reply.ACCEPTED:
@@ -329,6 +335,10 @@ class Simulation:
     def _committed(self) -> None:
         needs = () if self._state.rules.rolling else (1,) * self._work.subnets
         self._send(protocol.Committed, needs=needs, snapshot_due=False)
+
+    def _count_transfer(self, count: int) -> None:
+        self.outcome.transfers += 1
+        self.outcome.moved_bytes += count
 
     def _later(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
         self._at(self._now + seconds, act, *arguments)

@@ -62,9 +62,25 @@ def test_without_a_step_s_time_it_is_measured_here(job: Path) -> None:
     assert found["reissue"]["steps"] > 0
 
 
+def test_bytes_and_cost_are_told_and_goodput_is_plotted(job: Path, tmp_path: Path) -> None:
+    page = tmp_path / "rates.html"
+    fleet = ("--hours", "0.05", "--stay", "60s", "--back", "5s", "--step", "10ms", "--price", "0.5")
+    result = call(str(job), *fleet, "--plot", str(page))
+    assert "USD" in result.stdout
+    assert f"{page} shows goodput" in result.stdout.replace("\n", "")
+    text = page.read_text()
+    assert text.count("<polyline") == 5
+    for name in ("reissue", "salvage", "rolling", "data parallel, checkpoints", "data parallel, steps"):
+        assert f"<td>{name}</td>" in text
+    found = json.loads(call(str(job), *fleet, "--json").stdout)
+    assert found["rolling"]["moved_bytes"] > 1000 * found["rolling"]["transfers"]
+    assert found["rolling"]["usd"] == pytest.approx(found["rolling"]["alive_seconds"] / 3600 * 0.5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--plot", "none/page.html", "--hours", "0.001"), "--plot: none/page.html: cannot be written (No such file"),
         (("--trace", "none.csv"), "none.csv: cannot be read (No such file or directory); name a recorded trace"),
         (("--nodes", "1", "--trace", "twice.csv"), "--trace: a comes twice without going at 5 ms"),
     ],
