@@ -9,7 +9,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 .PHONY: demo test chaos fuzz check docs data tools peers clean
 
 demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
-	$(BIN)/idletrain launch workflows/fashion-mnist.yaml --spot --cloud sandbox --churn 15s
+	$(BIN)/idletrain demo
 
 test: $(READY)  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20  # the longest files first

@@ -22,6 +22,7 @@ NAMES = (
     "memory_over_rounds",
     "outofcore",
     "churn",
+    "efficiency",
     "accuracy",
     "offers",
     "spot_latency",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "idletrain"
+SOURCES = sorted(p for p in PACKAGE.rglob("*.py") if "templates" not in p.parts)  # which `idletrain init` copies
 ELSEWHERE = {
     "__main__.py": "cli/test_main.py",
     "contradictions.py": "test_job_file.py",
@@ -89,7 +90,7 @@ ELSEWHERE = {
 
 
 def test_every_module_has_its_test_file_and_every_test_file_its_module() -> None:
-    modules = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py")} - ELSEWHERE.keys()
+    modules = {str(p.relative_to(PACKAGE)) for p in SOURCES} - ELSEWHERE.keys()
     modules = {m for m in modules if not m.endswith("__init__.py")}
     places = [TESTS, *(TESTS / p.parent.relative_to(PACKAGE) for p in PACKAGE.rglob("*/__init__.py"))]
     tested = {
@@ -100,7 +101,7 @@ def test_every_module_has_its_test_file_and_every_test_file_its_module() -> None
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in SOURCES:
         name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
         yield name, ast.parse(path.read_text())
 

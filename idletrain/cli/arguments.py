@@ -12,8 +12,10 @@ from idletrain.quantities import parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from idletrain.job import Job
 
-JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
-RunName = Annotated[str, typer.Argument(help="The run's directory, or its name below runs/.", show_default=False)]
+JobFile = Annotated[Path, typer.Argument(help="The job file.", metavar="JOB", show_default=False)]
+RunName = Annotated[
+    str, typer.Argument(help="The run's directory, or its name below runs/.", metavar="RUN", show_default=False)
+]
 
 
 def seconds_option(text: str) -> float:

@@ -27,15 +27,17 @@ UNFINISHED_STATES = ("starting", "running")  # states of a run whose head has no
 app = typer.Typer()
 
 
-CloudRunName = Annotated[str, typer.Argument(help="The run's name, or its s3:// prefix.", show_default=False)]
+CloudRunName = Annotated[
+    str, typer.Argument(help="The run's name, or its s3:// prefix.", metavar="RUN", show_default=False)
+]
 CloudOption = Annotated[str, typer.Option(help="The cloud: aws, sandbox, or an installed provider's name.")]
 Region = Annotated[str | None, typer.Option(help="The region; the one in AWS' own configuration otherwise.")]
 
 
-@app.command()
+@app.command(rich_help_panel="Cloud")
 def offers(
     job: Annotated[Path | None, typer.Argument(help="Rank the offers for this job.")] = None,
-    memory: Annotated[str, typer.Option(help="RAM of one slot, if no job is given.")] = "2GiB",
+    memory: Annotated[str, typer.Option(help="RAM of one slot, if no job is given.", metavar="2GiB")] = "2GiB",
     cloud: CloudOption = "aws",
     region: Region = None,
 ) -> None:
@@ -56,7 +58,7 @@ def offers(
         Console().print(table(prices.offers(need, market, max_price), prices.estimate))
 
 
-@app.command()
+@app.command(rich_help_panel="Cloud")
 def doctor(
     job: Annotated[Path | None, typer.Argument(help="A job whose cloud settings to check.")] = None,
     policy: Annotated[
@@ -84,7 +86,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel="Cloud")
 def down(name: CloudRunName, cloud: CloudOption = "aws", region: Region = None) -> None:
     """End a run and delete everything it has created; safe to repeat."""
     from idletrain.cloud.machines import TAG
@@ -103,9 +105,11 @@ def down(name: CloudRunName, cloud: CloudOption = "aws", region: Region = None) 
     typer.echo(f"{_run_name(name)}: nothing of it is left; its records and snapshots stay in {prefix.url}")
 
 
-@app.command()
+@app.command(rich_help_panel="Cloud")
 def reap(
-    older_than: Annotated[str, typer.Option(help="Leave out runs that began less than this ago.")] = "10m",
+    older_than: Annotated[
+        str, typer.Option(help="Leave out runs that began less than this ago.", metavar="10m")
+    ] = "10m",
     yes: Annotated[bool, typer.Option("--yes", help="End them; they are only listed otherwise.")] = False,
     cloud: CloudOption = "aws",
     region: Annotated[list[str] | None, typer.Option(help="Regions to look in; repeat for more.")] = None,
@@ -139,7 +143,7 @@ def reap(
         raise RunError("; ".join(faults))
 
 
-@app.command(name="cost")
+@app.command(name="cost", rich_help_panel="Cloud")
 def show_cost(
     name: CloudRunName,
     cloud: CloudOption = "aws",
@@ -155,7 +159,7 @@ def show_cost(
     typer.echo(json.dumps(totals) if as_json else cost_line(totals))
 
 
-@app.command()
+@app.command(rich_help_panel="Cloud")
 def logs(
     name: CloudRunName,
     follow: Annotated[
@@ -184,7 +188,7 @@ def logs(
             show(event)
 
 
-@app.command()
+@app.command(rich_help_panel="Cloud")
 def interrupt(
     name: CloudRunName,
     node: Annotated[str | None, typer.Option(help="The instance's id; the oldest node otherwise.")] = None,
@@ -204,7 +208,7 @@ def interrupt(
     typer.echo(f"{chosen[0]}: asked to go; it uploads its partial steps first")
 
 
-@app.command()
+@app.command(rich_help_panel="Cloud")
 def dashboard(name: CloudRunName, cloud: CloudOption = "aws", region: Region = None) -> None:
     """Open a tunnel to a run's Dask dashboard, which listens on its head's loopback alone."""
     provider = cloud_named(cloud)
@@ -230,7 +234,7 @@ def dashboard(name: CloudRunName, cloud: CloudOption = "aws", region: Region = N
             raise RunError(f"the tunnel ended with exit code {error.returncode}; see above") from None
 
 
-@app.command()
+@app.command(hidden=True)
 def node(
     memory: Annotated[
         str | None, typer.Option(help="RAM to use (2GiB); all but what the system needs otherwise.")

@@ -44,7 +44,7 @@ class PresetName(enum.StrEnum):
     full = "full"
 
 
-@app.command()
+@app.command(rich_help_panel="Cluster")
 def fabric(
     scheduler: Annotated[str | None, typer.Option(help="Measure this Dask cluster instead of local workers.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Worker processes on this machine.")] = None,

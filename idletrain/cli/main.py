@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import sys
@@ -9,20 +10,41 @@ import tempfile
 import traceback
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from idletrain.cli import cloud, fabric, schedule, simulate, train, watch, worker
+from idletrain.cli import cloud, fabric, schedule, simulate, start, train, watch, worker
 from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError
 
 BUG_EXIT = 3
 # This machine, and EC2's metadata service: no proxy knows them. Names, as libraries know no address ranges here.
 NEVER_BY_PROXY = ("localhost", "127.0.0.1", "::1", "169.254.169.254")
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-for group in (train, simulate, watch, worker, cloud, fabric):
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 the run cannot go on, 2 a wrong job or argument, 3 a bug, 130 interrupted.",
+)
+for group in (start, train, simulate, watch, cloud, fabric, worker):
     app.add_typer(group.app)
-app.add_typer(schedule.app, name="schedule")
+app.add_typer(schedule.app, name="schedule", rich_help_panel="Schedule")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"idletrain {importlib.metadata.version('idletrain')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train one neural network on machines that nobody uses: spot instances and idle computers."""
 
 
 def main() -> None:

@@ -26,19 +26,24 @@ MOST_EVENTS = 100_000  # of a policy's simulation: some ten seconds
 POLICIES: tuple[Policy, ...] = ("reissue", "salvage", "rolling")
 
 
-@app.command("simulate")
+@app.command("simulate", rich_help_panel="Train")
 def simulate_fleet(
     job: JobFile,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes; the job's nodes.count otherwise.")] = None,
     hours: Annotated[float, typer.Option(min=0.001, help="Simulated time.")] = 1.0,
     stay: Annotated[
-        float | None, typer.Option(parser=seconds_option, help="Mean time that a node stays (6h); for ever otherwise.")
+        float | None,
+        typer.Option(parser=seconds_option, metavar="6h", help="Mean time that a node stays (6h); for ever otherwise."),
     ] = None,
     back: Annotated[
-        float, typer.Option(parser=seconds_option, help="Mean time until its successor is at work.", show_default="2m")
+        float,
+        typer.Option(
+            parser=seconds_option, metavar="2m", help="Mean time until its successor is at work.", show_default="2m"
+        ),
     ] = "2m",  # type: ignore[assignment]
     notice: Annotated[
-        float, typer.Option(parser=seconds_option, help="Warning before a node goes.", show_default="none")
+        float,
+        typer.Option(parser=seconds_option, metavar="2m", help="Warning before a node goes.", show_default="none"),
     ] = "0s",  # type: ignore[assignment]
     shape: Annotated[float, typer.Option(min=0.1, help="Weibull shape of the time that nodes stay.")] = 1.0,
     spread: Annotated[float, typer.Option(min=0, help="Standard deviation of the log of nodes' pace.")] = 0.1,
@@ -47,7 +52,8 @@ def simulate_fleet(
     ] = None,
     gigabits: Annotated[float, typer.Option(min=0.001, help="Each node's link, in Gbit/s.")] = 1.0,
     step: Annotated[
-        float | None, typer.Option(parser=seconds_option, help="A subnet's step; measured here otherwise.")
+        float | None,
+        typer.Option(parser=seconds_option, metavar="10ms", help="A subnet's step; measured here otherwise."),
     ] = None,
     price: Annotated[float | None, typer.Option(min=0, help="USD an hour of a node.")] = None,
     plot: Annotated[

@@ -27,12 +27,14 @@ LastNetwork = Annotated[bool, typer.Option("--last", help="The last network, als
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def launch(
     job: JobFile,
     scheduler: Annotated[str | None, typer.Option(help="Use this Dask cluster instead of local workers.")] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
-    churn: Annotated[float | None, typer.Option(parser=seconds_option, help="Take a worker this often (15s).")] = None,
+    churn: Annotated[
+        float | None, typer.Option(parser=seconds_option, metavar="15s", help="Take a worker this often (15s).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue this job's run.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per round, and one at the end.")
@@ -126,11 +128,13 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def plan(
     job: JobFile,
     nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
-    memory: Annotated[int | None, typer.Option(parser=bytes_option, help="RAM of each worker (2GiB).")] = None,
+    memory: Annotated[
+        int | None, typer.Option(parser=bytes_option, metavar="2GiB", help="RAM of each worker (2GiB).")
+    ] = None,
     scheduler: Annotated[str | None, typer.Option(help="Plan for this Dask cluster instead of local workers.")] = None,
 ) -> None:
     """Show how a job's network would be split, before anything runs."""
@@ -155,7 +159,7 @@ def plan(
     Console().print(plan_table(settings, prepared, forecast=choice is not None))
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def evaluate(
     run: RunName,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
@@ -189,7 +193,7 @@ def evaluate(
             typer.echo(f"sparse inference through the tables: {scores}")
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def replay(
     run: RunName,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
@@ -224,7 +228,7 @@ def replay(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel="Train")
 def export(
     run: RunName,
     to: Annotated[

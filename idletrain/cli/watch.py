@@ -15,7 +15,7 @@ from idletrain.providers.table import cloud_named
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel="Watch")
 def status(
     run: RunName,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
@@ -42,7 +42,7 @@ def status(
         typer.echo(f"  watch it at {link(run_dir_of(run), summary.dashboard)}")
 
 
-@app.command()
+@app.command(rich_help_panel="Watch")
 def report(
     runs: Annotated[
         list[str],

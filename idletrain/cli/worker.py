@@ -15,7 +15,7 @@ from idletrain.cli.trust import import_from_here
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel="Cluster")
 def worker(
     run: Annotated[
         str,
@@ -26,7 +26,7 @@ def worker(
         ),
     ],
     memory: Annotated[
-        int | None, typer.Option(parser=bytes_option, help="RAM to use (2GiB); all free RAM otherwise.")
+        int | None, typer.Option(parser=bytes_option, metavar="2GiB", help="RAM to use (2GiB); all free RAM otherwise.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="A name to show in logs and on the dashboard.")] = None,
     tls_ca_file: Annotated[Path | None, typer.Option(help="The cluster's CA.")] = None,
@@ -34,7 +34,9 @@ def worker(
     tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     when_idle: Annotated[
         float | None,
-        typer.Option(parser=_share, help="Work only while others use less than this share of the machine (20%)."),
+        typer.Option(
+            parser=_share, metavar="20%", help="Work only while others use less than this share of the machine (20%)."
+        ),
     ] = None,
 ) -> None:
     """Lend this machine to a run until the run ends or a SIGTERM says that the machine is needed."""

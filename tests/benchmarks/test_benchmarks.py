@@ -102,6 +102,14 @@ def _check_simulated_fleet(written):
     assert short["rolling"] > short["data parallel, checkpoints"]
 
 
+def _check_efficiency(written):
+    (run,) = written["runs"]
+    assert run["summary"]["status"] == "completed"
+    assert all(seconds >= 0 for seconds in run["roles"].values())
+    assert 0.5 < sum(run["roles"].values()) / run["core_seconds"] < 1.1
+    assert 0 < written["bare"]["core_seconds"] < run["core_seconds"]
+
+
 def _check_offers(written):
     assert all(figure["value"] > 0 for figure in written["figures"])
 
@@ -297,6 +305,7 @@ CHECKS = {
     "outofcore_gpu": _check_outofcore_gpu,
     "quality": _check_quality,
     "churn": _check_churn,
+    "efficiency": _check_efficiency,
     "accuracy": _check_accuracy,
     "learning_rates": _check_learning_rates,
     "simulated_fleet": _check_simulated_fleet,

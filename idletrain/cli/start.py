@@ -1,0 +1,67 @@
+"""Begin: `idletrain init` writes a job to change, `idletrain demo` shows a fleet whose nodes are taken away."""
+
+from __future__ import annotations
+
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from idletrain.cli.arguments import seconds_option
+from idletrain.cli.spot import SpotOptions, launch_spot
+from idletrain.errors import JobError
+from idletrain.providers.protocol import CloudProvider, LaunchRequest
+from idletrain.providers.table import provider_named
+
+TEMPLATES = Path(__file__).parent / "templates"
+app = typer.Typer()
+
+
+class Template(StrEnum):
+    """A folder of `templates`."""
+
+    IMAGE = "image"
+    TEXT = "text"
+    TABULAR = "tabular"
+    WIDE = "wide"
+    SPOT = "spot"
+
+
+@app.command(rich_help_panel="Start")
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where to write it.", metavar="DIR")] = Path(),
+    template: Annotated[Template, typer.Option(help="What it trains.")] = Template.IMAGE,
+) -> None:
+    """Write a job that trains at once, with a network and data of its own to change."""
+    source = TEMPLATES / template
+    files = sorted(path.name for path in source.iterdir() if path.is_file())
+    if there := [name for name in files if (folder / name).exists()]:
+        raise JobError(f"{folder}: has {', '.join(there)} already; name an empty folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            shutil.copyfile(source / name, folder / name)
+    except OSError as error:
+        raise JobError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
+    typer.echo(f"{folder} has {', '.join(files)}; README.md says how to train it")
+
+
+@app.command(rich_help_panel="Start")
+def demo(
+    churn: Annotated[
+        float, typer.Option(parser=seconds_option, metavar="15s", help="Take a node this often.", show_default="15s")
+    ] = "15s",  # type: ignore[assignment]
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train Fashion-MNIST on a rehearsed spot fleet from which nodes are taken, for nothing and without an account."""
+    from idletrain.job_file import load_job
+    from idletrain.observe.sinks import WatchSettings
+
+    provider = provider_named("sandbox", LaunchRequest(churn_seconds=churn))
+    assert isinstance(provider, CloudProvider)
+    options = SpotOptions(
+        resume=False, yes=True, detach=False, as_json=as_json, watch=WatchSettings(), allow_control=False
+    )
+    launch_spot(load_job(TEMPLATES / "demo.yaml"), provider, options)

@@ -1,0 +1,1 @@
+../tabular/network.py

@@ -1,0 +1,1 @@
+../../../../examples/extreme_classification/make_data.py
