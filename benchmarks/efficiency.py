@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +90,7 @@ class Roles:
 
     def total(self) -> dict[str, float]:
         """Return the core-seconds of each role."""
-        seconds: Counter[str] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
         for (role, _, _), used in self._seconds.items():
             seconds[role] += used
         return {role: seconds[role] for role in ROLES}

@@ -12,6 +12,7 @@ from idletrain.quantities import parse_bytes, parse_seconds
 if TYPE_CHECKING:
     from idletrain.job import Job
 
+RUNS = Path("runs")  # where a job without `checkpoint.to` writes its run
 JobFile = Annotated[Path, typer.Argument(help="The job file.", metavar="JOB", show_default=False)]
 RunName = Annotated[
     str, typer.Argument(help="The run's directory, or its name below runs/.", metavar="RUN", show_default=False)
@@ -46,4 +47,4 @@ def read_job_file(path: Path, nodes: int | None, name: str | None = None) -> Job
 
 def run_dir_of(run: str) -> Path:
     """Find a run's directory by its path, or by its name below runs/."""
-    return Path(run) if "/" in run or Path(run, "wal").exists() else Path("runs") / run
+    return Path(run) if "/" in run or Path(run, "wal").exists() else RUNS / run

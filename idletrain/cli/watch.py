@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from idletrain.cli.arguments import RunName, run_dir_of
+from idletrain.cli.arguments import run_dir_of
 from idletrain.cli.cloud import Region, named_prefix, read_events, run_status
+from idletrain.cli.runs import local_summary, the_one_that_trains
 from idletrain.errors import RunError, reading
 from idletrain.providers.table import cloud_named
 
@@ -17,13 +18,22 @@ app = typer.Typer()
 
 @app.command(rich_help_panel="Watch")
 def status(
-    run: RunName,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            help="The run's directory, or its name below runs/; the one that trains here otherwise.",
+            metavar="RUN",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     cloud: Annotated[str | None, typer.Option(help="The cloud that the run is in: aws, sandbox, ...")] = None,
     region: Region = None,
 ) -> None:
     """Show the state of a run, while it trains or after."""
     import json
+
+    run = run or the_one_that_trains(cloud)
 
     from idletrain.cluster.access import link
     from idletrain.observe import display
@@ -32,7 +42,7 @@ def status(
         with cloud_named(cloud).account(region) as account:
             summary, why = run_status(account, run)
     else:
-        summary, why = _local_summary(run_dir_of(run)), ""
+        summary, why = local_summary(run_dir_of(run)), ""
     if as_json:
         typer.echo(json.dumps(summary.as_record()))
         return
@@ -84,21 +94,6 @@ def report(
     except OSError as error:
         raise RunError(f"{file} cannot be written ({error.strerror}); name another with --to") from None
     typer.echo(f"  {file}")
-
-
-def _local_summary(run_dir: Path) -> Any:
-    """Return the summary of a run on this machine; `interrupted` if no head holds its directory."""
-    from idletrain.observe.summary import summarise
-    from idletrain.rounds.durable.history import read_history
-    from idletrain.storage import has_head
-
-    read_history(run_dir)
-    events = run_dir / "events.jsonl"
-    with reading(events, "`idletrain evaluate` does without it"):
-        summary = summarise(events)
-    if summary.status == "running" and not has_head(run_dir):
-        summary.status = "interrupted"
-    return summary
 
 
 def _events(run: str, region: str | None) -> list[Any]:

@@ -67,6 +67,12 @@ def past(account: Account) -> Any:
     prefix.delete(prefix.names())
 
 
+def test_runs_are_listed_with_what_they_cost(past: Any) -> None:
+    listed = json.loads(run("runs", "--cloud", "aws", "--json"))
+    (line,) = [line for line in listed if line["name"] == "past"]
+    assert line["usd"] > 0
+
+
 def machine(cloud: Sandbox, of: str, role: str, market: str = "spot") -> str:
     """A machine of a run that does nothing."""
     marked = requests.tag_list({"idletrain:run": of, "idletrain:role": role})

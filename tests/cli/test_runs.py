@@ -1,0 +1,72 @@
+"""`idletrain runs` lists what is here, and `idletrain status` needs no name of the only run that trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from idletrain.cli import runs
+from idletrain.cli.main import app
+from idletrain.cli.runs import RunLine, in_columns
+from idletrain.errors import JobError
+
+STARTED = {
+    "v": 2,
+    "t": 100.0,
+    "s": 0.0,
+    "kind": "run_started",
+    "run": "night",
+    "subnets": 2,
+    "target": None,
+    "parameters": 10,
+    "run_dir": "runs/night",
+    "dashboard": "",
+    "rounds": 8,
+    "resumed_at": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def add(name: str, *events: dict[str, Any]) -> None:
+    folder = Path("runs", name)
+    folder.mkdir(parents=True)
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_runs_are_below_each_other_and_empty_columns_are_left_out() -> None:
+    lines = [RunLine("night", "running", 3, 80, "accuracy 0.8960", 100.0), RunLine("b", "completed")]
+    assert list(in_columns(lines, 165.0)) == ["night  running    3/80  accuracy 0.8960  65 s ago", "b      completed"]
+    (priced,) = in_columns([RunLine("a", "running", usd=0.5)], 0.0)
+    assert priced == "a  running  $0.50"
+    assert list(in_columns([], 0.0)) == ["no runs are here; `idletrain launch JOB` starts one"]
+
+
+def test_runs_of_this_folder_are_listed_the_newest_first_with_those_that_cannot_be_read() -> None:
+    add("old", STARTED)
+    add("new", {**STARTED, "t": 200.0})
+    listed = json.loads(CliRunner().invoke(app, ["runs", "--json"]).stdout)
+    assert [line["name"] for line in listed] == ["new", "old"]
+    assert all(line["state"].startswith(("unreadable: ", "interrupted")) for line in listed)
+
+
+def test_status_without_a_name_shows_the_only_run_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(JobError, match="no run trains here; name one, or list them"):
+        runs.the_one_that_trains(None)
+    for name in ("a", "b"):
+        add(name, STARTED)
+    monkeypatch.setattr(runs, "_local_line", lambda folder: RunLine(folder.name, "running"))
+    with pytest.raises(JobError, match="several runs train here: a, b; name one"):
+        runs.the_one_that_trains(None)
+    monkeypatch.setattr(runs, "_local_line", lambda folder: RunLine(folder.name, {"a": "running"}.get(folder.name, "")))
+    assert runs.the_one_that_trains(None) == "runs/a"
+    with pytest.raises(JobError, match="name a run; `idletrain runs --cloud aws` lists them"):
+        runs.the_one_that_trains("aws")
