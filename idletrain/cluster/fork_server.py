@@ -50,6 +50,7 @@ class Left(NamedTuple):
 
 
 _left: list[Left] = []
+_imported: list[tuple[str, ...]] = []  # what this process' modules were imported under, if it is a fork or forks
 _exit_status: list[int] = []
 
 
@@ -179,10 +180,10 @@ def run(request: Request, parent: int) -> None:
                 os.close(descriptor)
             owned_process.end_with_parent(own, signal.SIGKILL)
             os.setsid()
-            serve_and_run(own, theirs)
+            _serve_and_run(own, theirs)
             return
         theirs.close()
-        _left.append(Left(spare, ours, imported_under(os.environ)))
+        _left.append(Left(spare, ours, _imported[0]))
     _become(request, parent)
     warnings.filterwarnings("ignore", ".* found in sys.modules after import", RuntimeWarning)
     try:
@@ -193,7 +194,13 @@ def run(request: Request, parent: int) -> None:
         raise
 
 
-def serve_and_run(head: int, channel: socket.socket) -> None:
+def begin(head: int, channel: socket.socket) -> None:
+    """Serve a head's requests until it ends, from a process that has imported what its forks need."""
+    _imported.append(imported_under(os.environ))
+    _serve_and_run(head, channel)
+
+
+def _serve_and_run(head: int, channel: socket.socket) -> None:
     """Serve a head's requests until it ends; in a fork, run what that is for."""
     own = os.getpid()
     if (request := serve(head, channel)) is not None:

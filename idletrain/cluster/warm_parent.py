@@ -49,7 +49,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    fork_server.serve_and_run(head, channel)
+    fork_server.begin(head, channel)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from rehearsal import Sandbox
 
 from idletrain.cloud import launcher, record
 from idletrain.cloud.aws.account import Account
-from idletrain.cluster import certificates, fork_server
+from idletrain.cluster import certificates, fork_server, warm_parent
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.storage import S3Prefix
@@ -245,6 +245,11 @@ def launch_until(step: str, cache: Path) -> Job:
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     return job
+
+
+def test_its_machines_are_forks_of_one_process(night: Night) -> None:
+    parents = {text for text in night.texts.values() if f"-m {warm_parent.__name__} " in text.splitlines()[0]}
+    assert len(parents) == 1
 
 
 def run_command(*arguments: str) -> str:
