@@ -123,5 +123,6 @@ def test_a_program_learns_how_its_container_ended(machines: MachineProcesses, tm
 
 
 def test_a_container_that_is_killed_ends_as_dockers_would(machines: MachineProcesses, tmp_path: Path) -> None:
-    program = "docker run image node & until pkill -KILL -P $PPID idletrain-node; do sleep 0.01; done; wait $!; echo status=$?"
+    killed = "until pkill -KILL -P $PPID idletrain-node; do sleep 0.01; done"
+    program = f"docker run image node & {killed}; wait $!; echo status=$?"
     assert "status=137\n" in output(machines, tmp_path, program)
