@@ -124,9 +124,10 @@ def serve(head: int, channel: socket.socket) -> Request | None:
                     continue
                 if (received := requests.read()) is None:
                     return None
-                for request in received:
+                for number, request in enumerate(received, 1):
                     if _carry_out(request, forks, channel):
-                        for descriptor in (wake, woken):
+                        others = (file for later in received[number:] for file in later.get("files", ()))
+                        for descriptor in (wake, woken, *others):
                             os.close(descriptor)
                         return request
             _reap(forks, channel)
