@@ -34,8 +34,6 @@ from idletrain.observe import cost
 
 logger = logging.getLogger(__name__)
 PRICE_CHECK_SECONDS = 600.0  # spot prices move by the hour; one call
-RECONCILE_SECONDS = 10.0  # six DescribeInstances calls a minute, whatever the number of nodes
-LAUNCH_RETRY_SECONDS = 1.0
 UNSEEN_SECONDS = 60.0  # until a launched machine must be listed; EC2 promises no time
 COUNTED_STATES = (*ALIVE_STATES, *ENDED_STATES)
 
@@ -146,10 +144,10 @@ class FleetController:
             instances = await asyncio.to_thread(self._account.instances, self._record.run, COUNTED_STATES)
         except IdletrainError as error:  # training continues; missing nodes are launched once the cloud answers again
             self._wait_for(str(error))
-            return RECONCILE_SECONDS
+            return reconcile.CHECK_SECONDS
         self._log_machines(instances)
         if self._detached:
-            return RECONCILE_SECONDS
+            return reconcile.CHECK_SECONDS
         if time.monotonic() >= self._prices_due:
             await self._update_prices(instances)
         budget = self._record.job["nodes"]["budget_usd"]
@@ -173,9 +171,9 @@ class FleetController:
                     await self._launch(command)
             acted = True
         if self._unanswered:
-            return min(max(self._unanswered.due - time.monotonic(), 0.0), RECONCILE_SECONDS)
-        soon = acted or any(m.workerless_since is not None for m in machines)
-        return LAUNCH_RETRY_SECONDS if soon else RECONCILE_SECONDS
+            return min(max(self._unanswered.due - time.monotonic(), 0.0), reconcile.CHECK_SECONDS)
+        losing = any(machine.workerless_since is not None for machine in machines)
+        return reconcile.next_check_seconds(acted=acted, losing=losing, unavailable=self._unavailable, now=now)
 
     def _new_request(self, launch: Launch) -> NodeRequest:
         """Return the request for a launch; every head node and every attempt has one of its own."""

@@ -13,7 +13,10 @@ from idletrain.cloud.machines import Pool
 from idletrain.observe.cost import MOST_SPARES, must_stop
 
 LONGEST_PAUSE_SECONDS = 60.0  # between repetitions of a request that the cloud does not answer
+CHECK_SECONDS = 10.0  # between two looks at a whole fleet: six DescribeInstances calls a minute, however many nodes
+CHANGE_SECONDS = 1.0  # until the next look after a change
 CAPACITY_RETRY_SECONDS = 180.0  # Karpenter skips a pool without capacity for as long
+ASK_AGAIN_SECONDS = 8.0  # where all pools are without: capacity that comes back is asked for within ten
 NOTICE_LEFT_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
 MACHINE_JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
 LOST_SECONDS = 2.0  # without a worker after having had one: its process or machine is gone, or it is leaving
@@ -112,6 +115,20 @@ def after_launch(requested: Launch, launched: int, unavailable: frozenset[Pool],
     return dict.fromkeys(skipped, now + CAPACITY_RETRY_SECONDS)
 
 
+def next_check_seconds(*, acted: bool, losing: bool, unavailable: Mapping[Pool, float], now: float) -> float:
+    """Return the seconds until the fleet is looked at again, unless an event comes before.
+
+    Args:
+        acted: Whether something was launched or terminated now.
+        losing: Whether a machine has lost its worker, and will be terminated soon.
+        unavailable: Pools that give no machines now, and the Unix seconds until which they are skipped.
+        now: Unix seconds.
+    """
+    if acted or losing:
+        return CHANGE_SECONDS
+    return ASK_AGAIN_SECONDS if any(until > now for until in unavailable.values()) else CHECK_SECONDS
+
+
 def pause_seconds(tries: int, jitter: float, longest: float = LONGEST_PAUSE_SECONDS) -> float:
     """Return how long to wait before a request is repeated: longer after each try, and never for all at the same time.
 
@@ -158,12 +175,16 @@ def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float, 
 
 
 def _available_pools(wanted: DesiredFleet, unavailable: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
-    """Return the pools of the market to use: spot while any has capacity, else on-demand where the job allows it."""
-    available = [pool for pool in wanted.pools if unavailable.get(pool, now) <= now]
+    """Return the pools of the market to use: spot while any has capacity, else on-demand where the job allows it.
+
+    Where none has, those that were not asked for `ASK_AGAIN_SECONDS`: nothing is gained by waiting any longer.
+    """
     markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
-    for market in markets:
-        if pools := tuple(pool for pool in available if pool.market == market):
-            return pools
+    for early in (0.0, CAPACITY_RETRY_SECONDS - ASK_AGAIN_SECONDS):
+        available = [pool for pool in wanted.pools if unavailable.get(pool, now) <= now + early]
+        for market in markets:
+            if pools := tuple(pool for pool in available if pool.market == market):
+                return pools
     return ()
 
 

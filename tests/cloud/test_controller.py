@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 from rehearsal import SPOT_POOLS, Sandbox, sleeping
 
-from idletrain.cloud import controller, reconcile
+from idletrain.cloud import reconcile
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.errors import explained
 from idletrain.cloud.controller import PRICE_CHECK_SECONDS, UNSEEN_SECONDS, FleetController
@@ -185,7 +185,7 @@ def test_what_the_cloud_refuses_is_reported_in_its_words_and_asked_for_again(
     cloud: Sandbox, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "CAPACITY_RETRY_SECONDS", 1.0)
-    monkeypatch.setattr(controller, "RECONCILE_SECONDS", 0.5)
+    monkeypatch.setattr(reconcile, "CHECK_SECONDS", 0.5)
 
     async def check() -> None:
         cloud.ask("POST", "fault", action="CreateFleet", code="UnauthorizedOperation", message="No", status=403)

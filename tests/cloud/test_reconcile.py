@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from idletrain.cloud.machines import Pool
 from idletrain.cloud.reconcile import (
+    ASK_AGAIN_SECONDS,
     CAPACITY_RETRY_SECONDS,
     LONGEST_PAUSE_SECONDS,
     LOST_SECONDS,
@@ -21,6 +22,7 @@ from idletrain.cloud.reconcile import (
     Terminate,
     after_launch,
     decide,
+    next_check_seconds,
     pause_seconds,
     why_stop,
 )
@@ -82,7 +84,27 @@ def test_dry_pools_are_left_out_until_their_time_is_over() -> None:
     unavailable = {SPOT[0]: NOW + 1}
     assert decide(WANTED, [], unavailable, True, NOW) == (Launch(SPOT[1:], 2),)
     assert decide(WANTED, [], unavailable, True, NOW + 2) == (Launch(SPOT, 2),)
-    assert decide(WANTED, [], dict.fromkeys(SPOT, NOW + 1), True, NOW) == ()
+    asked_now = dict.fromkeys(SPOT, NOW + CAPACITY_RETRY_SECONDS)
+    assert decide(WANTED, [], asked_now, True, NOW) == ()
+    assert decide(WANTED, [], asked_now, True, NOW + ASK_AGAIN_SECONDS) == (Launch(SPOT, 2),)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(0, 9))
+def test_capacity_that_is_there_is_asked_for_within_ten_seconds(spans: list[int], offset: int) -> None:
+    """A pool without capacity and with it, in turn, for so many seconds each; nobody keeps what it gives."""
+    borders = [NOW + offset + sum(spans[:k]) for k in range(len(spans) + 1)]
+    asked, unavailable, now = list[float](), dict[Pool, float](), NOW
+    while now < borders[-1] + 60:
+        commands = decide(DesiredFleet(1, "spot", SPOT[:1]), [], unavailable, True, now)
+        for launch in commands:
+            assert isinstance(launch, Launch)
+            asked.append(now)
+            there = sum(border <= now for border in borders) % 2 == 0
+            unavailable |= after_launch(launch, int(there), frozenset() if there else frozenset(SPOT[:1]), now)
+        now += next_check_seconds(acted=bool(commands), losing=False, unavailable=unavailable, now=now)
+    for begin, end in zip(borders[1::2], borders[2::2], strict=False):
+        if end - begin >= 10:
+            assert any(begin <= at < begin + 10 for at in asked)
 
 
 @pytest.mark.parametrize(
