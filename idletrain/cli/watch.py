@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idletrain.cli.arguments import run_dir_of
 from idletrain.cli.cloud import Region, named_prefix, read_events, run_status
 from idletrain.cli.runs import local_summary, the_one_that_trains
-from idletrain.errors import RunError, reading
+from idletrain.errors import JobError, RunError, reading
 from idletrain.providers.table import cloud_named
+
+if TYPE_CHECKING:
+    from idletrain.observe.report import PastRun
 
 app = typer.Typer()
 
@@ -67,19 +72,10 @@ def report(
     region: Region = None,
 ) -> None:
     """Write how a run went, or how several compare, to one HTML file; print the short form."""
-    import time
-
     from idletrain.observe import report as reports
 
-    events_of_runs: list[tuple[str, list[Any]]] = []
-    if cloud:
-        with cloud_named(cloud).account(region) as account:
-            events_of_runs = [(run, read_events(named_prefix(account, run))) for run in runs]
-    else:
-        events_of_runs = [(run, _events(run, region)) for run in runs]
-    with reading(f"the records of {' and '.join(runs)}", "take out the lines that something else changed"):
-        named = [(run.rstrip("/").rsplit("/", 1)[-1], events) for run, events in events_of_runs]
-        past_runs = [reports.PastRun.of(name, events, time.time()) for name, events in named]
+    with _readable(runs):
+        past_runs = _past_runs(runs, cloud, region)
         lines = [line for past_run in past_runs for line in reports.short(past_run)]
         page = reports.report_page(past_runs)
     for line in lines:
@@ -94,6 +90,54 @@ def report(
     except OSError as error:
         raise RunError(f"{file} cannot be written ({error.strerror}); name another with --to") from None
     typer.echo(f"  {file}")
+
+
+@app.command(rich_help_panel="Watch")
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Runs: directories, names below runs/, s3:// prefixes, or names in a cloud.", show_default=False
+        ),
+    ],
+    cloud: Annotated[str | None, typer.Option(help="The cloud that the runs are in: aws, sandbox, ...")] = None,
+    region: Region = None,
+) -> None:
+    """Print what runs came to side by side, and the settings that differ; `report` draws their curves."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from idletrain.observe import report as reports
+
+    if len(runs) < 2:
+        raise JobError("name two runs or more; `idletrain runs` lists them")
+    with _readable(runs):
+        past_runs = _past_runs(runs, cloud, region)
+        rows = reports.comparison(past_runs)
+    table = Table("", *(run.name for run in past_runs), box=box.SIMPLE, pad_edge=False)
+    for name, values in rows:
+        table.add_row(name, *values)
+    Console().print(table)
+
+
+def _past_runs(runs: Sequence[str], cloud: str | None, region: str | None) -> list[PastRun]:
+    """Return runs as their records show them; those of a cloud by their names there."""
+    import time
+
+    from idletrain.observe.report import PastRun
+
+    if cloud:
+        with cloud_named(cloud).account(region) as account:
+            events_of_runs = [(run, read_events(named_prefix(account, run))) for run in runs]
+    else:
+        events_of_runs = [(run, _events(run, region)) for run in runs]
+    named = [(run.rstrip("/").rsplit("/", 1)[-1], events) for run, events in events_of_runs]
+    return [PastRun.of(name, events, time.time()) for name, events in named]
+
+
+def _readable(runs: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    return reading(f"the records of {' and '.join(runs)}", "take out the lines that something else changed")
 
 
 def _events(run: str, region: str | None) -> list[Any]:

@@ -100,7 +100,7 @@ class PastRun:
 def report_page(runs: Sequence[PastRun]) -> str:
     """Return the report's HTML: one run in full, or several side by side."""
     template = charts.templates().get_template("report.html")
-    compared = {"rows": _rows(runs), "charts": _charts(runs)} if len(runs) > 1 else {}
+    compared = {"rows": comparison(runs), "charts": _charts(runs)} if len(runs) > 1 else {}
     return template.render(runs=runs, made=time.time(), **compared)
 
 
@@ -132,8 +132,8 @@ def cost_line(totals: Mapping[str, Any]) -> str:
     )
 
 
-def _rows(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
-    """Return the rows of the comparison: a figure's name and its value in each run."""
+def comparison(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
+    """Return the rows of a comparison: a figure or a setting that differs, and its value in each run."""
     views = [run.view for run in runs]
     rows = [
         ("status", [view["status"] for view in views]),
@@ -178,7 +178,7 @@ def _differences(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
     return [
         (key, [str(job.get(key, charts.NOTHING)) for job in jobs])
         for key in keys
-        if len({str(job.get(key)) for job in jobs}) > 1
+        if key != "name" and len({str(job.get(key)) for job in jobs}) > 1
     ]
 
 

@@ -256,6 +256,21 @@ def test_reports_of_several_runs_are_one_comparison(tmp_path: Path) -> None:
     assert "<h1>night against day</h1>" in (tmp_path / "both.html").read_text()
 
 
+def test_runs_are_compared_by_what_they_came_to_and_where_their_settings_differ(tmp_path: Path) -> None:
+    for name, rate in (("night", 0.1), ("day", 0.3)):
+        job = f'"job": {{"name": "{name}", "training": {{"subnets": 2, "lr": {rate}}}}}, "kind"'
+        recorded(tmp_path, name, RECORDS.replace('"kind"', job, 1))
+    result = run("compare", "night", "day", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = {line.rsplit(None, 2)[0].strip(): line.split()[-2:] for line in result.stdout.splitlines() if line.strip()}
+    assert rows["accuracy"] == ["0.2500", "0.2500"]
+    assert rows["training.lr"] == ["0.1", "0.3"]
+    assert not {"name", "training.subnets"} & rows.keys()
+    assert error_lines(run("compare", "night", cwd=tmp_path), 2) == [
+        "idletrain: name two runs or more; `idletrain runs` lists them"
+    ]
+
+
 def test_a_report_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     assert error_lines(run("report", "night", cwd=tmp_path), 1) == [
         "idletrain: there is no run night in runs; there is none at all; of one in a cloud, add --cloud"
