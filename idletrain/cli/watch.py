@@ -18,6 +18,13 @@ from idletrain.providers.table import cloud_named
 if TYPE_CHECKING:
     from idletrain.observe.report import PastRun
 
+RunNames = Annotated[
+    list[str],
+    typer.Argument(
+        help="Runs: directories, names below runs/, s3:// prefixes, or names in a cloud.", show_default=False
+    ),
+]
+RunsCloud = Annotated[str | None, typer.Option(help="The cloud that the runs are in: aws, sandbox, ...")]
 app = typer.Typer()
 
 
@@ -59,16 +66,11 @@ def status(
 
 @app.command(rich_help_panel="Watch")
 def report(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Runs: directories, names below runs/, s3:// prefixes, or names in a cloud.", show_default=False
-        ),
-    ],
+    runs: RunNames,
     to: Annotated[
         Path | None, typer.Option(help="The HTML file; report.html in the run's directory otherwise.")
     ] = None,
-    cloud: Annotated[str | None, typer.Option(help="The cloud that the runs are in: aws, sandbox, ...")] = None,
+    cloud: RunsCloud = None,
     region: Region = None,
 ) -> None:
     """Write how a run went, or how several compare, to one HTML file; print the short form."""
@@ -94,13 +96,8 @@ def report(
 
 @app.command(rich_help_panel="Watch")
 def compare(
-    runs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Runs: directories, names below runs/, s3:// prefixes, or names in a cloud.", show_default=False
-        ),
-    ],
-    cloud: Annotated[str | None, typer.Option(help="The cloud that the runs are in: aws, sandbox, ...")] = None,
+    runs: RunNames,
+    cloud: RunsCloud = None,
     region: Region = None,
 ) -> None:
     """Print what runs came to side by side, and the settings that differ; `report` draws their curves."""
