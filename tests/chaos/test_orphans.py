@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from idletrain.cluster import warm_parent
+from idletrain.cluster import dask_scheduler, fork_server, warm_parent
 
 from .helpers import Control, Process, Run, until
 from .test_cloud import IDLETRAIN, job_tree
@@ -26,7 +26,7 @@ def left(place: Path) -> list[str]:
     for process in psutil.process_iter():
         try:
             if str(place) in " ".join(process.environ().values()) and process.status() != psutil.STATUS_ZOMBIE:
-                orphans.append(f"{process.pid} {' '.join(process.cmdline())}")
+                orphans.append(f"{process.pid} {process.name()} {' '.join(process.cmdline())}")
         except psutil.Error:  # it has just ended, or is another user's
             continue
     return orphans
@@ -61,16 +61,16 @@ def test_nothing_outlives_a_launch_in_a_sandbox(
     assert launch.exit_code() == (-signal.SIGKILL if number == signal.SIGKILL else 130), launch.text
 
 
-def running(place: Path, module: str) -> int:
-    """How many of its processes run a module."""
-    return sum(f" {module} " in f"{line} " for line in left(place))
+def running(place: Path, word: str) -> int:
+    """How many of its processes have a word in their command line, or before it as their name."""
+    return sum(f" {word} " in f"{line} " for line in left(place))
 
 
 @pytest.mark.parametrize(
     ("moment", "command"),
     [
+        ("its workers' parent imports", "launch"),
         ("its scheduler starts", "launch"),
-        ("its workers start", "launch"),
         ("its workers are in a step", "launch"),
         ("it measures the workers", "fabric"),
     ],
@@ -94,15 +94,19 @@ def test_nothing_outlives_a_killed_command_with_workers_here(
         forked=False,
     )
     started.append(head)
+    scheduler = fork_server.title(dask_scheduler.__name__, ())
     if moment == "its scheduler starts":
-        until(moment, lambda: running(tmp_path, "idletrain.cluster.dask_scheduler") == 1)
+        until(moment, lambda: running(tmp_path, scheduler) == 1)
     elif moment == "its workers are in a step":
         run.wait(moment, "leased", count=2)
         time.sleep(1)  # from the lease into the step
+    elif moment == "it measures the workers":
+        until(moment, lambda: running(tmp_path, fork_server.title("idletrain", ["worker"])) == 2)
+        time.sleep(2)  # into their start
     else:
         until(moment, lambda: running(tmp_path, warm_parent.__name__) >= 1)
-        time.sleep(2)  # into what its workers import, or into their start
+        time.sleep(1)  # into what it imports
     assert head.running, head.text
-    assert len(left(tmp_path)) >= (2 if moment == "its scheduler starts" else 3)
+    assert len(left(tmp_path)) >= (2 if moment == "its workers' parent imports" else 3)
     head.send(signal.SIGKILL)
     until(f"the end of {left(tmp_path)}", lambda: not left(tmp_path), ORPHAN_SECONDS)
