@@ -60,7 +60,7 @@ COMMANDS = (("status",), ("report",), ("evaluate", "--trust"))
 
 @pytest.fixture
 def interrupted(make_run: Callable[..., Run], cluster: Cluster) -> Run:
-    """A run that was killed in its fourth round, with two snapshots and updates since."""
+    """A run that was killed in its fourth round, with two snapshots, or a third if it died before pruning, and updates."""
     run = make_run(rounds=ROUNDS, nodes=1, checkpoint={"every": "1ms", "keep": 2})
     cluster.idletrain_worker()
     head = run.launch_until("update-recorded", 8, scheduler=cluster.address)
@@ -91,7 +91,7 @@ def test_whatever_file_is_damaged_no_command_meets_a_bug_or_a_wrong_network(
         manifest.parent.name: int(manifest.parent.name)
         for manifest in interrupted.dir.glob("snapshots/*/manifest.json")
     }
-    assert len(kept) == 2
+    assert len(kept) in (2, 3)
     for file in files_of(interrupted):
         for damage in DAMAGES:
             shutil.copytree(interrupted.dir, copy)
