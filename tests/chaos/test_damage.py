@@ -60,7 +60,7 @@ COMMANDS = (("status",), ("report",), ("evaluate", "--trust"))
 
 @pytest.fixture
 def interrupted(make_run: Callable[..., Run], cluster: Cluster) -> Run:
-    """A run that was killed in its fourth round, with two snapshots, or a third if it died before pruning, and updates."""
+    """A run that was killed in its fourth round: updates, and two snapshots, or three if it died before pruning."""
     run = make_run(rounds=ROUNDS, nodes=1, checkpoint={"every": "1ms", "keep": 2})
     cluster.idletrain_worker()
     head = run.launch_until("update-recorded", 8, scheduler=cluster.address)
