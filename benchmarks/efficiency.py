@@ -56,7 +56,13 @@ TINY_JOB = {
     "name": "tiny",
     "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 10]}},
     "data": {"name": "digits"},
-    "training": {"method": "ist", "subnets": 4, "local_steps": 20, "rounds": 3},
+    "training": {
+        "method": "ist",
+        "subnets": 4,
+        "local_steps": 20,
+        "rounds": 3,
+        "optimizer": {"name": "sgd", "lr": 0.1},
+    },
 }
 FULL = Preset(yaml.safe_load(DEMO.read_text()), (2, 4), ((0, 0.80), (15, 0.70)))
 TINY = Preset(TINY_JOB, (2,), ((0, 0.80),), loops=1)

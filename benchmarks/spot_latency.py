@@ -30,7 +30,6 @@ import yaml
 from benchmarks.report import at_most, report, with_preset
 from benchmarks.runs import of_kind
 from idletrain.cloud.sandbox import signatures
-from idletrain.cloud.sandbox.provider import sandboxes
 from idletrain.cloud.sandbox.signatures import Keys
 from idletrain.observe.records import Record
 from idletrain.rounds.durable import s3_mirror
@@ -76,10 +75,10 @@ class SpotRun:
         (place / "job.yaml").write_text(yaml.safe_dump(tree(nodes, width)))
         command = [sys.executable, "-m", "idletrain", "launch", "job.yaml", "--spot", "--cloud", "sandbox", "--json"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}  # not ours
-        environment["PYTHONPATH"] = str(Path.cwd())
+        environment |= {"PYTHONPATH": str(Path.cwd()), "HOME": str(place)}  # below which its address is written
         self.started = time.time()
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, cwd=place)
-        address_file = sandboxes() / str(self.process.pid) / "address.json"
+        address_file = place / ".cache/idletrain/sandboxes" / str(self.process.pid) / "address.json"
         self._wait(lambda: address_file.exists() and address_file.read_text())
         address = json.loads(address_file.read_text())
         self._endpoint = address["endpoint"]
