@@ -20,8 +20,9 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from rehearsal import Sandbox, eventually
 
-from idletrain.cloud.sandbox import signatures
+from idletrain.cloud.sandbox import signatures, supervisor
 from idletrain.cloud.sandbox.signatures import Keys, owner_keys
+from idletrain.cluster import fork_server
 
 BUCKET = "idletrain-123456789012-eu-west-1"
 
@@ -300,11 +301,12 @@ print(status(endpoint, "POST"), status(metadata + "/latest/api/token", "PUT"), *
 
 
 def cloud_environments(home_dir: str) -> list[str]:
-    """The environments of the processes that were started in a machine's directory: of its supervisor."""
+    """The environments of a machine's supervisor, which runs in the machine's directory."""
     environments = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/comm"):
         try:
-            if "supervisor.py" in (text := path.read_text()) and home_dir in text:
+            supervises = path.read_text().strip() == fork_server.title(supervisor.__name__, ())
+            if supervises and path.with_name("cwd").readlink() == Path(home_dir):
                 environments.append(str(path.with_name("environ")))
         except OSError:
             continue
