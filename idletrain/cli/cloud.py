@@ -296,15 +296,16 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
     return s3_mirror.events(prefix)
 
 
-def run_status(account: Any, name: str) -> tuple[Any, str]:
-    """Return the summary of a run, and what its last event does not say: that its head is gone, or what is left."""
+def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]:
+    """Return a run's summary, what its last event does not say (its head is gone, or what is left), and its events."""
     from idletrain.cloud import record
     from idletrain.cloud.machines import ALIVE_STATES, ENDED_STATES
     from idletrain.cloud.teardown import lost_head
     from idletrain.observe.summary import summary_of
 
     prefix = named_prefix(account, name)
-    summary, written = summary_of(read_events(prefix)), record.read(prefix)
+    events, written = read_events(prefix), record.read(prefix)
+    summary = summary_of(events)
     summary.run, summary.run_dir, why = written.run, prefix.url, written.leftover
     if summary.updated < written.created:  # all events are from before the resumption
         summary.status = "starting"
@@ -315,7 +316,7 @@ def run_status(account: Any, name: str) -> tuple[Any, str]:
             summary.status = "taken down"
         elif lost := lost_head(account.instances(written.run, (*ALIVE_STATES, *ENDED_STATES)), written, time.time()):
             summary.status, why = "interrupted", lost
-    return summary, why
+    return summary, why, events
 
 
 def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -28,11 +28,11 @@ class JobCheck:
     """The check of a job, under way.
 
     Args:
-        process: The process that reads the model and the data.
+        check: The process that reads the model and the data.
     """
 
-    def __init__(self, process: Piped) -> None:
-        self._process = process
+    def __init__(self, check: Piped) -> None:
+        self._check = check
 
     def faults(self) -> tuple[str, ...]:
         """Wait for the check's end and return the job's faults.
@@ -40,8 +40,8 @@ class JobCheck:
         Raises:
             RunError: the check itself failed, as it does where memory is short.
         """
-        printed = self._process.stdout.read()
-        if code := self._process.process.wait():
+        printed = self._check.stdout.read()
+        if code := self._check.process.wait():
             why = f"was killed by signal {-code}; is there memory enough?" if code < 0 else "failed; see above"
             raise RunError(f"the check of the model and the data {why}")
         return tuple(json.loads(printed))

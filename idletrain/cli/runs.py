@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from idletrain.cli.arguments import RUNS
-from idletrain.cli.cloud import Region, bill_of, named_prefix, read_events, run_status
+from idletrain.cli.cloud import Region, bill_of, named_prefix, run_status
 from idletrain.errors import IdletrainError, JobError, reading
 from idletrain.providers.table import cloud_named
 
@@ -21,7 +21,7 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class RunLine:
-    """What a list says of a run.
+    """A run in a list.
 
     Attributes:
         name: Its name.
@@ -94,8 +94,8 @@ def _local_line(run_dir: Path) -> RunLine:
 
 def _cloud_line(account: Any, name: str) -> RunLine:
     try:
-        summary, _ = run_status(account, name)
-        bill = bill_of(read_events(named_prefix(account, name)))
+        summary, _, events = run_status(account, name)
+        bill = bill_of(events)
     except IdletrainError as error:
         return RunLine(name, f"unreadable: {error}")
     return _line(name, summary, bill["spent_usd"])

@@ -52,7 +52,7 @@ def status(
 
     if cloud:
         with cloud_named(cloud).account(region) as account:
-            summary, why = run_status(account, run)
+            summary, why, _ = run_status(account, run)
     else:
         summary, why = local_summary(run_dir_of(run)), ""
     if as_json:
@@ -100,7 +100,7 @@ def compare(
     cloud: RunsCloud = None,
     region: Region = None,
 ) -> None:
-    """Print what runs came to side by side, and the settings that differ; `report` draws their curves."""
+    """Print the results of runs side by side, and the settings that differ; `report` draws their curves."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -16,7 +16,7 @@ LONGEST_PAUSE_SECONDS = 60.0  # between repetitions of a request that the cloud 
 CHECK_SECONDS = 10.0  # between two looks at a whole fleet: six DescribeInstances calls a minute, however many nodes
 CHANGE_SECONDS = 1.0  # until the next look after a change
 CAPACITY_RETRY_SECONDS = 180.0  # Karpenter skips a pool without capacity for as long
-ASK_AGAIN_SECONDS = 8.0  # where all pools are without: capacity that comes back is asked for within ten
+ASK_AGAIN_SECONDS = 8.0  # between requests to pools without capacity: it is used within ten seconds of its return
 NOTICE_LEFT_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
 MACHINE_JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
 LOST_SECONDS = 2.0  # without a worker after having had one: its process or machine is gone, or it is leaving
@@ -177,7 +177,7 @@ def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float, 
 def _available_pools(wanted: DesiredFleet, unavailable: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
     """Return the pools of the market to use: spot while any has capacity, else on-demand where the job allows it.
 
-    Where none has, those that were not asked for `ASK_AGAIN_SECONDS`: nothing is gained by waiting any longer.
+    Where none has any, return those whose last request is `ASK_AGAIN_SECONDS` old: a longer wait gains nothing.
     """
     markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
     for early in (0.0, CAPACITY_RETRY_SECONDS - ASK_AGAIN_SECONDS):

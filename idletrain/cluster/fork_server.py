@@ -1,4 +1,4 @@
-"""Fork this process for each request, and make each fork the process that is asked for.
+"""Fork this process for each request, and make each fork the requested process.
 
 A request is a line of JSON: to start a process, with its three open files beside it, or to send one a signal. A line
 goes back when a process has started, and one when it has ended.

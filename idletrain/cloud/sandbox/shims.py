@@ -133,8 +133,8 @@ def _install(directory: str, *arguments: str) -> int:
 
 def _docker(directory: str, memory_bytes: str, *arguments: str) -> int:
     run = container(arguments, os.environ)
-    asked = [*run.arguments, "--memory", memory_bytes, "--slots", "1"]
-    request = {"module": "idletrain", "arguments": asked, "environment": dict(run.environment)}
+    command = [*run.arguments, "--memory", memory_bytes, "--slots", "1"]
+    request = {"module": "idletrain", "arguments": command, "environment": dict(run.environment)}
     content = json.dumps(request).encode() + b"\n"
     os.chdir(directory)  # a socket's path has at most 107 letters
     with socket.socket(socket.AF_UNIX) as supervisor:

@@ -92,7 +92,7 @@ class Machine:
         os.chdir(directory)  # a socket's path has at most 107 letters
         self._door.bind(DOOR)
         self._door.listen()
-        self._containers: dict[int, socket.socket] = {}  # whoever waits for the end of each, by its process id
+        self._containers: dict[int, socket.socket] = {}  # the client of each, by its process id
         self._program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True).pid
         self._ended = False
 
@@ -111,23 +111,23 @@ class Machine:
         self._ended = True
 
     def _start_container(self) -> fork_server.Request | None:
-        """Fork a container for whoever is at the door; return None, or in the container what it is to run."""
-        asking, _ = self._door.accept()
-        requests = fork_server.Requests(asking)
+        """Fork a container for the next client; return None, or in the container its request."""
+        client, _ = self._door.accept()
+        requests = fork_server.Requests(client)
         while (received := requests.read()) == []:
             pass
         if not received:
-            asking.close()
+            client.close()
             return None
         if not (pid := os.fork()):
             for descriptor in (self._wake, self._woken):
                 os.close(descriptor)
-            for connection in (self._door, asking, *self._containers.values()):
+            for connection in (self._door, client, *self._containers.values()):
                 connection.close()
             return received[0]
         for descriptor in received[0]["files"]:
             os.close(descriptor)
-        self._containers[pid] = asking
+        self._containers[pid] = client
         return None
 
     def _reap(self) -> None:
@@ -136,9 +136,9 @@ class Machine:
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 pid, status = ended
                 self._ended |= pid == self._program
-                if asking := self._containers.pop(pid, None):
-                    with asking, contextlib.suppress(OSError):  # it has ended, too
-                        asking.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+                if client := self._containers.pop(pid, None):
+                    with client, contextlib.suppress(OSError):  # it has ended, too
+                        client.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _contain(request: fork_server.Request, parent: int) -> None:

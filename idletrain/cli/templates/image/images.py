@@ -1,0 +1,1 @@
+../../../../examples/own_cnn/images.py
