@@ -195,7 +195,7 @@ class Sandbox:
             self.ec2.delete_security_group(GroupId=group)
         if left["parameters"]:
             self.client("ssm").delete_parameters(Names=left["parameters"])
-        eventually(lambda: not any(self.inventory().values()))
+        eventually(lambda: not any(self.inventory().values()), instead=self.inventory)
         self.ask("POST", "calls/reset")
 
     def close(self) -> None:
@@ -211,10 +211,12 @@ def ids_of(answer: Any) -> list[str]:
     return [id_ for item in answer["Instances"] for id_ in item["InstanceIds"]]
 
 
-def eventually(check: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
-    """Wait until something is so; returns what it is."""
+def eventually(
+    check: Callable[[], Any], seconds: float = DEADLINE_SECONDS, *, instead: Callable[[], Any] | None = None
+) -> Any:
+    """Wait until something is so and return it; if it does not come in time, fail with what is there instead."""
     deadline = time.monotonic() + seconds
     while not (listed := check()):
-        assert time.monotonic() < deadline, "it did not come about in time"
+        assert time.monotonic() < deadline, ("it did not come about in time", instead and instead())
         time.sleep(0.02)
     return listed

@@ -146,6 +146,8 @@ class FleetController:
             self._wait_for(str(error))
             return reconcile.CHECK_SECONDS
         self._log_machines(instances)
+        if self._unanswered and any(i.attempt == self._unanswered.request.attempt for i in instances):
+            self._unanswered = None  # it was carried out
         if self._detached:
             return reconcile.CHECK_SECONDS
         if time.monotonic() >= self._prices_due:
@@ -157,7 +159,7 @@ class FleetController:
         machines += self._unseen(instances, now)
         commands = reconcile.decide(self._record.wanted, machines, self._unavailable, allowed, now)
         if not any(isinstance(command, Launch) for command in commands):
-            self._unanswered = None  # it was carried out, and its machines are listed
+            self._unanswered = None  # nothing is missing any more
             self._forget_wait(machines)
         for command in commands:
             match command:

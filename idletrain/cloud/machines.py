@@ -51,6 +51,11 @@ class Instance:
         """`head` or `worker`."""
         return self.tags.get(TAG + "role", "")
 
+    @property
+    def attempt(self) -> str:
+        """The request that launched it (see `NodeRequest`), from its tags; empty for a head."""
+        return self.tags.get(TAG + "attempt", "")
+
 
 @dataclass(frozen=True)
 class LeftoverResource:

@@ -25,7 +25,7 @@ REPLACEMENTS: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"mode": "empty", "status": 503}, {"mode": "html", "status": 500}, {"mode": "drop-reply"}),
     ({"code": "RequestLimitExceeded", "status": 503}, {"code": "RequestExpired"}, {"code": "ExpiredToken"}),
     (DENIED,),  # the spot pools are skipped for a while: an on-demand node comes
-    ({"code": "InsufficientInstanceCapacity", "status": 500},),  # so are the others: one node trains on
+    ({"code": "InsufficientInstanceCapacity", "status": 500},),  # so are the others: the first are asked again
 )
 DENIED_AT_THE_END, DENIALS = ("DeleteLaunchTemplate", "TerminateInstances"), 99
 REFUSALS = ("503: Service Unavailable", "not what answers", "RequestLimitExceeded", "RequestExpired", "ExpiredToken")
@@ -87,8 +87,7 @@ def take_one(run: Launcher, faults: tuple[dict[str, Any], ...]) -> None:
         run.cloud.ask("POST", "fault", action="CreateFleet", **fault)
     run.cloud.ask("POST", "take", instance=min(spot & run.workers().keys()))
     run.until("the faults", lambda: run.cloud.ask("GET", "faults") == [])
-    if faults is not REPLACEMENTS[-1]:
-        run.until("a replacement", lambda: len(run.events("worker_joined")) > joined and len(run.workers()) == 2)
+    run.until("a replacement", lambda: len(run.events("worker_joined")) > joined and len(run.workers()) == 2)
 
 
 def drain_faults(cloud: Sandbox) -> None:
@@ -114,7 +113,7 @@ def test_every_refusal_happened_and_what_passes_was_made_good(refused: Refused) 
     assert refused.unmet_faults == []
     left = [event for event in refused.events if event["kind"] == "worker_left" and event["cause"] != "end"]
     assert len(left) == len(REPLACEMENTS)
-    assert refused.markets == ["on-demand"]  # it replaced a spot node, and trained alone in the end
+    assert sorted(refused.markets) == ["on-demand", "spot"]  # one replaced a spot node while spot pools were skipped
 
 
 def test_the_run_says_what_it_waits_for_in_the_cloud_s_own_words(refused: Refused) -> None:

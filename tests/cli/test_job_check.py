@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from idletrain.cli import job_check
+from idletrain.cluster import forked_processes
 from idletrain.errors import RunError
 from idletrain.job import Job
 from idletrain.job_file import parse_job
@@ -50,12 +52,20 @@ def test_a_check_that_is_killed_is_a_sentence() -> None:
 
 
 def test_nobody_has_to_wait_for_it(here: Path) -> None:
-    def children() -> list[Any]:
-        processes = psutil.Process(os.getpid()).children()
-        return [p for p in processes if job_check.__name__ in " ".join(p.cmdline())]
+    def checks() -> list[Any]:
+        there = psutil.process_iter(["cwd"])  # a fork has its warm parent's command line
+        return [p for p in there if p.info["cwd"] == str(here) and p.pid != os.getpid()]
 
     with job_check.checking(job("endless:net")):
         while not (here / "at-work").exists():
-            (process,) = children()
-            assert process.is_running()
-    assert not children()
+            time.sleep(0.05)
+        (process,) = checks()
+        assert process.is_running()
+    assert not checks()
+
+
+def test_nobody_has_to_wait_for_a_fork_either(here: Path) -> None:
+    os.chdir("/")  # where the warm parent stays
+    forked_processes.warm_up(os.environ)
+    os.chdir(here)
+    test_nobody_has_to_wait_for_it(here)

@@ -74,7 +74,7 @@ def test_a_plan_is_printed_from_a_factory_beside_the_job(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("launch",), "Missing argument 'job'"),
+        (("launch",), "Missing argument 'JOB'"),
         (("launhc", "x"), "No such command 'launhc'"),
         (("launch", "job.yaml", "--churn", "often"), "should be a duration such as 15s, 10m or 4h"),
         (("launch", "job.yaml", "--nodes", "0"), "should be greater than or equal to 1"),

@@ -77,6 +77,26 @@ def test_a_lost_reply_launches_nothing_twice(cloud: Sandbox, account: Account) -
     assert cloud.ask("GET", "faults") == []
 
 
+def test_a_request_whose_reply_was_lost_is_not_sent_again_once_its_machine_is_listed(
+    cloud: Sandbox, account: Account
+) -> None:
+    async def check() -> None:
+        unanswered: tuple[dict[str, Any], ...] = (*({"mode": "empty", "status": 503},) * 2, {"mode": "drop-reply"})
+        for fault in unanswered:
+            cloud.ask("POST", "fault", action="CreateFleet", **fault)
+        async with ControlledFleet(account, count=1) as fleet:
+            await fleet.until("a machine", lambda: len(fleet.alive()) == 1)
+            (first,) = fleet.alive()  # taken before the request is due again
+            fleet.keeper(joined(f"tls://{first}", first))
+            cloud.ask("POST", "take", instance=first)
+            fleet.keeper({"kind": "worker_left", "worker": f"tls://{first}"})
+            await fleet.until("a replacement", lambda: len(fleet.ever()) == 2 and len(fleet.alive()) == 1)
+        assert cloud.ask("GET", "faults") == []
+        assert calls(cloud, "CreateFleet") == len(unanswered) + 1
+
+    asyncio.run(check())
+
+
 def test_a_part_of_what_was_asked_for_is_kept_and_only_the_rest_asked_for_again(
     cloud: Sandbox, account: Account
 ) -> None:

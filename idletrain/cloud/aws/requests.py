@@ -87,7 +87,7 @@ def head(
     }
     body |= {"UserData": boot} if boot else {}  # boto3 encodes it, here and not in a template
     key = token("head", generation, body)
-    machine_tags = {**tags, TAG + "role": "head", TAG + "launch": key}
+    machine_tags = {**tags, TAG + "role": "head"}
     return {**body, "ClientToken": key, "TagSpecifications": tagged(machine_tags, "instance", "volume")}
 
 
@@ -113,7 +113,7 @@ def fleet(site: LaunchSite, request: NodeRequest) -> dict[str, Any]:
     else:
         body["OnDemandOptions"] = {"AllocationStrategy": "lowest-price"}
     key = token("fleet", request.attempt, body)
-    machine_tags = {**request.tags, TAG + "role": "worker", TAG + "launch": key}
+    machine_tags = {**request.tags, TAG + "role": "worker", TAG + "attempt": request.attempt}
     # Volumes get their tags from the template: CreateFleet takes none for them.
     return {**body, "ClientToken": key, "TagSpecifications": tagged(machine_tags, "fleet", "instance")}
 

@@ -95,7 +95,7 @@ def test_a_fleet_asks_for_its_count_in_all_pools_and_is_tagged_in_the_call() -> 
     ]
     marked = tags_of(body, "instance")
     assert marked["idletrain:role"] == "worker"
-    assert marked["idletrain:launch"] == body["ClientToken"]
+    assert marked["idletrain:attempt"] == "attempt-1"
 
 
 def test_a_maximum_price_goes_into_spot_requests_alone() -> None:
