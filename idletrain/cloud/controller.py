@@ -146,8 +146,7 @@ class FleetController:
             self._wait_for(str(error))
             return reconcile.CHECK_SECONDS
         self._log_machines(instances)
-        if self._unanswered and any(i.attempt == self._unanswered.request.attempt for i in instances):
-            self._unanswered = None  # it was carried out
+        self._forget_carried_out(instances)
         if self._detached:
             return reconcile.CHECK_SECONDS
         if time.monotonic() >= self._prices_due:
@@ -205,6 +204,11 @@ class FleetController:
         self._unavailable |= reconcile.after_launch(launch, len(outcome.machines), outcome.unavailable, now)
         if len(outcome.machines) < launch.count:
             self._wait_for(outcome.why or f"no capacity for a node in {len(launch.pools)} pools")
+
+    def _forget_carried_out(self, instances: list[Instance]) -> None:
+        """Forget a request without an answer once a machine of it is listed, also one that has ended."""
+        if self._unanswered and any(i.attempt == self._unanswered.request.attempt for i in instances):
+            self._unanswered = None
 
     def _wait_for(self, why: str) -> None:
         """Report why nodes are missing, once for each reason; the cloud is asked again."""
