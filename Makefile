@@ -47,9 +47,9 @@ tools:
 peers: $(READY)
 	@$(BIN)/python -m benchmarks.environment || true
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml infra/testbed/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
-	$(BIN)/python -m pip install -q --no-compile -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install -q --no-compile -e '.[dev]' -e infra/testbed -c constraints.txt
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip would use one core
 	@touch $(READY)
 

@@ -16,7 +16,7 @@ import secrets
 import tempfile
 from pathlib import Path
 
-from idletrain.storage import write_whole
+from idletrain.storage import state_folder, write_whole
 
 CODE_FILES = ("job.json", "program.pkl")
 SIGNATURE = ".signature"  # behind the name of the file that it signs
@@ -62,7 +62,7 @@ def _sign(key: bytes, name: str, content: bytes) -> bytes:
 
 def _key() -> bytes:
     """Return this user's key; make it at first."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "idletrain"
+    state = state_folder()
     path = state / "key"
     if not path.exists():
         state.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -33,6 +33,11 @@ def cache_folder() -> Path:
     return Path("~/.cache/idletrain").expanduser()
 
 
+def state_folder() -> Path:
+    """Return where this user's key and list of launches are kept, which nothing else can tell again."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "idletrain"
+
+
 def make_private(directory: Path) -> None:
     """Make a directory that only this user can enter, whatever the umask, unless it exists; make its parents as usual.
 

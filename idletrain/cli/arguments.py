@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")  # where a job without `checkpoint.to` writes its run
 JobFile = Annotated[Path, typer.Argument(help="The job file.", metavar="JOB", show_default=False)]
-RunName = Annotated[
-    str, typer.Argument(help="The run's directory, or its name below runs/.", metavar="RUN", show_default=False)
+FoundRun = Annotated[
+    str,
+    typer.Argument(help="The run's name, directory or s3:// prefix.", metavar="RUN", show_default=False),
+]
+Region = Annotated[str | None, typer.Option(help="The region; the one in AWS' own configuration otherwise.")]
+FoundCloud = Annotated[
+    str | None, typer.Option(help="The cloud that the run is in (aws, sandbox, ...), where its name does not say it.")
 ]
 
 

@@ -1,37 +1,24 @@
-"""Commands about a cloud and the runs in it: offers, doctor, down, reap, cost, logs, interrupt, dashboard, node."""
+"""Commands about a cloud account: offers, doctor, reap, node."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from idletrain import storage
+from idletrain.cli.arguments import Region
 from idletrain.errors import IdletrainError, RunError
-from idletrain.observe.records import Record, Sink
-from idletrain.providers.protocol import CloudProvider
 from idletrain.providers.table import cloud_named
 from idletrain.quantities import parse_bytes, parse_seconds
 
-if TYPE_CHECKING:
-    from idletrain.job import Job
-
-UNFINISHED_STATES = ("starting", "running")  # states of a run whose head has not recorded its end
-app = typer.Typer()
-
-
-CloudRunName = Annotated[
-    str, typer.Argument(help="The run's name, or its s3:// prefix.", metavar="RUN", show_default=False)
-]
 CloudOption = Annotated[str, typer.Option(help="The cloud: aws, sandbox, or an installed provider's name.")]
-Region = Annotated[str | None, typer.Option(help="The region; the one in AWS' own configuration otherwise.")]
+app = typer.Typer()
 
 
 @app.command(rich_help_panel="Cloud")
@@ -87,25 +74,6 @@ def doctor(
 
 
 @app.command(rich_help_panel="Cloud")
-def down(name: CloudRunName, cloud: CloudOption = "aws", region: Region = None) -> None:
-    """End a run and delete everything it has created; safe to repeat."""
-    from idletrain.cloud.machines import TAG
-    from idletrain.cloud.teardown import take_down
-
-    with cloud_named(cloud).account(region) as account:
-        prefix, run = named_prefix(account, name), _run_name(name)
-        tagged = [item.tags.get(TAG + "prefix") for item in (*account.instances(run), *account.remnants(run))]
-        if not name.startswith("s3://") and (tagged_prefix := next(filter(None, tagged), None)):
-            prefix = named_prefix(account, tagged_prefix)  # of a run with a prefix of its own
-        if not (_recorded(account, prefix) or tagged):
-            raise RunError(
-                f"there is no run {run} in {account.region}; name its region with --region, or its s3:// prefix"
-            )
-        take_down(account, run, prefix)
-    typer.echo(f"{_run_name(name)}: nothing of it is left; its records and snapshots stay in {prefix.url}")
-
-
-@app.command(rich_help_panel="Cloud")
 def reap(
     older_than: Annotated[
         str, typer.Option(help="Leave out runs that began less than this ago.", metavar="10m")
@@ -143,97 +111,6 @@ def reap(
         raise RunError("; ".join(faults))
 
 
-@app.command(name="cost", rich_help_panel="Cloud")
-def show_cost(
-    name: CloudRunName,
-    cloud: CloudOption = "aws",
-    region: Region = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
-) -> None:
-    """Show what a run has cost, what it would have cost on demand, and what preemption wasted."""
-    with cloud_named(cloud).account(region) as account:
-        events = read_events(named_prefix(account, name))
-    totals = bill_of(events)
-    from idletrain.observe.report import cost_line
-
-    typer.echo(json.dumps(totals) if as_json else cost_line(totals))
-
-
-@app.command(rich_help_panel="Cloud")
-def logs(
-    name: CloudRunName,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Print events as they happen, until the run ends.")
-    ] = False,
-    node: Annotated[str | None, typer.Option(help="Print a machine's console instead of the run's events.")] = None,
-    cloud: CloudOption = "aws",
-    region: Region = None,
-) -> None:
-    """Print what happened in a run."""
-    from idletrain.cloud.follow import follow as follow_run
-    from idletrain.observe.display import LineDisplay, folding
-    from idletrain.observe.summary import Summary
-
-    provider = cloud_named(cloud)
-    with provider.account(region) as account:
-        if node:
-            typer.echo(account.console(node))
-            return
-        prefix, summary = named_prefix(account, name), Summary()
-        show = as_seen_from_here(provider, account, folding(summary, LineDisplay(sys.stdout, summary)))
-        if follow:
-            follow_run(prefix, show, account)
-            return
-        for event in read_events(prefix):
-            show(event)
-
-
-@app.command(rich_help_panel="Cloud")
-def interrupt(
-    name: CloudRunName,
-    node: Annotated[str | None, typer.Option(help="The instance's id; the oldest node otherwise.")] = None,
-    cloud: CloudOption = "aws",
-    region: Region = None,
-) -> None:
-    """Give a node notice as if the cloud reclaimed it: a rehearsal of a spot interruption."""
-    from idletrain.cloud.machines import TAG
-
-    with cloud_named(cloud).account(region) as account:
-        nodes = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "worker"]
-        chosen = [i.id for i in sorted(nodes, key=lambda i: (i.launched_at, i.id)) if node in (None, i.id)][:1]
-        if not chosen:
-            known = ", ".join(i.id for i in nodes) or "none"
-            raise RunError(f"run {_run_name(name)} has no running node{f' {node}' if node else ''}; there are: {known}")
-        account.tag(chosen, {TAG + "interrupt": "asked"})
-    typer.echo(f"{chosen[0]}: asked to go; it uploads its partial steps first")
-
-
-@app.command(rich_help_panel="Cloud")
-def dashboard(name: CloudRunName, cloud: CloudOption = "aws", region: Region = None) -> None:
-    """Open a tunnel to a run's Dask dashboard, which listens on its head's loopback alone."""
-    provider = cloud_named(cloud)
-    with provider.account(region) as account:
-        events = read_events(named_prefix(account, name))
-        pages = [event["dashboard"] for event in events if event["kind"] == "run_started"]
-        heads = [i for i in account.instances(_run_name(name), ("running",)) if i.role == "head"]
-        if not pages or not heads:
-            raise RunError(f"run {_run_name(name)} is not running; `idletrain status` shows how it ended")
-        port = pages[-1].rsplit(":", 1)[1].split("/")[0]
-        token = account.dashboard_token(_run_name(name))
-        page = f"http://127.0.0.1:{port}/idletrain?token={token}"  # whatever address the head has in its network
-        command = provider.tunnel_command(account, heads[0].id, port)
-        if command is None:
-            typer.echo(page)
-            return
-        typer.echo(f"{page} while this command runs")
-        try:
-            subprocess.run(command, check=True)
-        except FileNotFoundError:
-            raise RunError("the tunnel needs the AWS CLI and its session-manager-plugin; install both") from None
-        except subprocess.CalledProcessError as error:
-            raise RunError(f"the tunnel ended with exit code {error.returncode}; see above") from None
-
-
 @app.command(hidden=True)
 def node(
     memory: Annotated[
@@ -263,87 +140,3 @@ def node(
         from idletrain.cloud import worker_node as worker
 
         asyncio.run(worker.serve(machine, parse_bytes(memory) if memory else None, slots))
-
-
-def as_seen_from_here(provider: CloudProvider, account: Any, sink: Sink) -> Sink:
-    """Return a sink that gets a run's events with the dashboard's link as this machine opens it."""
-
-    def take(event: Record) -> None:
-        sink(provider.seen_from_here(event, account))
-
-    return take
-
-
-def named_prefix(account: Any, name: str) -> Any:
-    """Return a run's prefix: below the account's own bucket, unless the name is a whole prefix."""
-    from idletrain.storage import S3Prefix
-
-    return S3Prefix.at(name if name.startswith("s3://") else f"s3://{account.bucket}/runs/{name}", account.s3)
-
-
-def run_prefix(account: Any, job: Job) -> Any:
-    """Return the prefix of a job's run: below `checkpoint.to` if that is in S3, else below the account's own bucket."""
-    to = job.checkpoint.to
-    return named_prefix(account, f"{to.rstrip('/')}/{job.name}" if to.startswith("s3://") else job.name)
-
-
-def read_events(prefix: Any) -> list[dict[str, Any]]:
-    """Return all events of a run so far."""
-    from idletrain.cloud import record
-    from idletrain.rounds.durable import s3_mirror
-
-    record.read(prefix)
-    return s3_mirror.events(prefix)
-
-
-def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]:
-    """Return a run's summary, what its last event does not say (its head is gone, or what is left), and its events."""
-    from idletrain.cloud import record
-    from idletrain.cloud.machines import ALIVE_STATES, ENDED_STATES
-    from idletrain.cloud.teardown import lost_head
-    from idletrain.observe.summary import summary_of
-
-    prefix = named_prefix(account, name)
-    events, written = read_events(prefix), record.read(prefix)
-    summary = summary_of(events)
-    summary.run, summary.run_dir, why = written.run, prefix.url, written.leftover
-    if summary.updated < written.created:  # all events are from before the resumption
-        summary.status = "starting"
-    if summary.status in UNFINISHED_STATES:
-        if written.failure:
-            summary.status, why = "failed", written.failure
-        elif written.state == "ended":
-            summary.status = "taken down"
-        elif lost := lost_head(account.instances(written.run, (*ALIVE_STATES, *ENDED_STATES)), written, time.time()):
-            summary.status, why = "interrupted", lost
-    return summary, why, events
-
-
-def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return what a run has cost and will cost, in USD, and the share saved against on-demand prices."""
-    from idletrain.observe import cost
-
-    bill, now = cost.accrued(events, time.time()), time.time()
-    return {
-        "spent_usd": bill.spent_usd,
-        "usd_per_hour": bill.usd_per_hour,
-        "on_demand_usd": bill.on_demand_usd,
-        "saving": bill.saving,
-        "wasted_usd": cost.wasted_usd(events, now),
-        "forecast_usd": cost.forecast_usd(events, now),
-    }
-
-
-def _recorded(account: Any, prefix: Any) -> bool:
-    """Return True if a run's record is below a prefix."""
-    from idletrain.cloud import record
-
-    try:
-        with account.explained():
-            return prefix.get(record.RUN_RECORD_KEY) is not None
-    except IdletrainError:  # no such bucket, or not ours
-        return False
-
-
-def _run_name(name: str) -> str:
-    return name.rstrip("/").rsplit("/", 1)[-1]

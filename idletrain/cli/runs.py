@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from idletrain.cli.arguments import RUNS
-from idletrain.cli.cloud import Region, bill_of, named_prefix, run_status
-from idletrain.errors import IdletrainError, JobError, reading
-from idletrain.providers.table import cloud_named
+from idletrain.cli.arguments import RUNS, Region
+from idletrain.cli.cloud_records import UNFINISHED_STATES, bill_of, named_prefix, run_status
+from idletrain.cli.places import Place, noted
+from idletrain.errors import IdletrainError, reading
 
 app = typer.Typer()
 
@@ -31,6 +31,7 @@ class RunLine:
         score: Its latest score, in words.
         updated: Unix time of its last event; 0 if unknown.
         usd: What it has cost in a cloud; None for a run on this machine.
+        place: The cloud that it is in; empty for this machine.
     """
 
     name: str
@@ -40,26 +41,41 @@ class RunLine:
     score: str = ""
     updated: float = 0.0
     usd: float | None = None
+    place: str = ""
 
 
 @app.command("runs", rich_help_panel="Watch")
 def list_runs(
-    cloud: Annotated[str | None, typer.Option(help="List a cloud's runs: aws, sandbox, ...")] = None,
+    cloud: Annotated[str | None, typer.Option(help="List this cloud's runs alone: aws, sandbox, ...")] = None,
     region: Region = None,
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON array.")] = False,
 ) -> None:
-    """List the runs below runs/ here, or those of a cloud, the newest first."""
-    if cloud:
-        with cloud_named(cloud).account(region) as account:
-            lines = [_cloud_line(account, name) for name in named_prefix(account, "").folders()]
-    else:
-        lines = [_local_line(events.parent) for events in RUNS.glob("*/events.jsonl")]
-    lines.sort(key=lambda line: -line.updated)
+    """List the runs below runs/ here, of rehearsals that go on, and of the clouds that you have used; newest first."""
+    found = sorted(_lines(cloud, region), key=lambda line: -line[1].updated)
     if as_json:
-        typer.echo(json.dumps([asdict(line) for line in lines]))
+        typer.echo(json.dumps([asdict(line) for _, line in found]))
         return
-    for text in in_columns(lines, time.time()):
+    for text in in_columns([line for _, line in found], time.time()):
         typer.echo(text)
+
+
+def _lines(cloud: str | None, region: str | None) -> list[tuple[Place, RunLine]]:
+    """Return all runs, each with where it is; a cloud that cannot be read is told instead."""
+    lines: list[tuple[Place, RunLine]] = []
+    if not cloud and not region:
+        runs = [events.parent for events in RUNS.glob("*/events.jsonl")]
+        lines += [(Place(str(run)), _local_line(run)) for run in runs]
+    used = [place for place in noted() if cloud in (None, place.cloud) and region in (None, place.region)]
+    if cloud and not used:
+        used = [Place("", cloud, region)]
+    for folder in dict.fromkeys(replace(place, run=place.run.removesuffix(place.name)) for place in used):
+        try:
+            with folder.account() as account:
+                for name in named_prefix(account, folder.run).folders():
+                    lines.append((replace(folder, run=folder.run + name), _cloud_line(account, folder, name)))
+        except IdletrainError as error:
+            typer.echo(f"idletrain: {folder.text}: {error}", err=True)
+    return lines
 
 
 def in_columns(lines: Sequence[RunLine], now: float) -> Iterator[str]:
@@ -77,6 +93,7 @@ def in_columns(lines: Sequence[RunLine], now: float) -> Iterator[str]:
             line.score,
             "" if line.usd is None else f"${line.usd:.2f}",
             f"{duration(max(0.0, now - line.updated))} ago" if line.updated else "",
+            line.place,
         )
         for line in lines
     ]
@@ -92,13 +109,13 @@ def _local_line(run_dir: Path) -> RunLine:
         return RunLine(run_dir.name, f"unreadable: {error}")
 
 
-def _cloud_line(account: Any, name: str) -> RunLine:
+def _cloud_line(account: Any, folder: Place, name: str) -> RunLine:
     try:
-        summary, _, events = run_status(account, name)
+        summary, _, events = run_status(account, folder.run + name)
         bill = bill_of(events)
     except IdletrainError as error:
-        return RunLine(name, f"unreadable: {error}")
-    return _line(name, summary, bill["spent_usd"])
+        return RunLine(name, f"unreadable: {error}", place=folder.text)
+    return replace(_line(name, summary, bill["spent_usd"]), place=folder.text)
 
 
 def _line(name: str, summary: Any, usd: float | None = None) -> RunLine:
@@ -107,22 +124,10 @@ def _line(name: str, summary: Any, usd: float | None = None) -> RunLine:
     return RunLine(name, summary.status, summary.rounds, summary.total_rounds, score, summary.updated, usd)
 
 
-def the_one_that_trains(cloud: str | None) -> str:
-    """Return the directory of the only run that trains here.
-
-    Raises:
-        JobError: there is none, or there are several, or a cloud is meant.
-    """
-    if cloud:
-        raise JobError(f"name a run; `idletrain runs --cloud {cloud}` lists them")
-    lines = [_local_line(events.parent) for events in RUNS.glob("*/events.jsonl")]
-    match [line.name for line in lines if line.state == "running"]:
-        case [name]:
-            return str(RUNS / name)
-        case []:
-            raise JobError("no run trains here; name one, or list them by `idletrain runs`")
-        case names:
-            raise JobError(f"several runs train here: {', '.join(sorted(names))}; name one")
+def the_one_that_trains(cloud: str | None, region: str | None) -> Place | None:
+    """Return the only run that trains; None if there is none, or there are several."""
+    running = [place for place, line in _lines(cloud, region) if line.state in UNFINISHED_STATES]
+    return running[0] if len(running) == 1 else None
 
 
 def local_summary(run_dir: Path) -> Any:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from idletrain import storage
-from idletrain.cli.cloud import (
+from idletrain.cli import kept_rehearsal
+from idletrain.cli.cloud_records import (
     UNFINISHED_STATES,
     as_seen_from_here,
     bill_of,
@@ -20,6 +23,7 @@ from idletrain.cli.cloud import (
     run_prefix,
 )
 from idletrain.cli.job_check import JobCheck, checking
+from idletrain.cli.places import Place, note_launch
 from idletrain.errors import JobError, RunError
 from idletrain.observe.records import Sink
 from idletrain.providers.protocol import CloudProvider
@@ -37,6 +41,7 @@ class SpotOptions:
     """Settings of the command line for a run in a cloud, beside those of its provider.
 
     Attributes:
+        cloud: The cloud's name.
         resume: Continue the run of that name.
         yes: Start machines that cost money without asking.
         detach: Return once the run has started.
@@ -45,6 +50,7 @@ class SpotOptions:
         allow_control: True if the dashboard's page may drain and kill workers.
     """
 
+    cloud: str
     resume: bool
     yes: bool
     detach: bool
@@ -117,31 +123,36 @@ def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, 
         allow_control=options.allow_control,
         report=lambda line: typer.echo(f"idletrain: {line}", err=True),
     )
-    address = prefix.url if prefix.url != named_prefix(account, job.name).url else run.run
-    address += f" --region {account.region}" if provider.launch_region(job) else ""
+    own = prefix.url if prefix.url != named_prefix(account, job.name).url else run.run
+    process = None if provider.outlives_command else os.getpid()
+    note_launch(Place(own, options.cloud, None if process else account.region, process))
+    address = own + (f" --region {account.region}" if provider.launch_region(job) else "")
     if options.detach:
         typer.echo(f"{run.run} goes on by itself: idletrain logs {address} -f, idletrain down {address}")
         return
+    kept = kept_rehearsal.free_directory(job.name) if process else None
     shown = display.choose_display(options.as_json, Console(), Summary(run=run.run))
     try:
         from idletrain.observe.sinks import watching
 
         with watching(options.watch, shown.summary, None) as watcher, shown:
-            ended = _follow(run, provider, account, prefix, shown, watcher)
+            ended = _follow(run, provider, account, prefix, str(kept or prefix.url), shown, watcher)
         if ended:
             leftover = leftover_after(account, ended)
     except KeyboardInterrupt:
         ended = None
+    finally:
+        is_kept = kept is not None and kept_rehearsal.keep(prefix, kept)
     if ended is None:
-        typer.echo(provider.interrupted_text(run.run, address), err=True)
+        typer.echo(provider.interrupted_text(run.run, str(kept) if is_kept else "" if kept else address), err=True)
         raise KeyboardInterrupt
     if leftover:
         typer.echo(f"idletrain: {leftover}", err=True)
-    _conclude(shown.summary, prefix, job, provider, options)
+    _conclude(shown.summary, prefix, job, kept if is_kept else None, options)
 
 
 def _follow(
-    run: Any, provider: CloudProvider, account: Any, prefix: Any, shown: Any, watcher: Sink
+    run: Any, provider: CloudProvider, account: Any, prefix: Any, run_dir: str, shown: Any, watcher: Sink
 ) -> RunRecord | None:
     """Show a run's events and pass them to the watchers until it has ended; return its record.
 
@@ -161,7 +172,7 @@ def _follow(
     sink = display.folding(summary, show_new)
     sink({"kind": "waiting", "s": 0.0, "t": run.created, "reason": provider.boot_reason})
     try:
-        ended = follow(prefix, as_seen_from_here(provider, account, sink), account)
+        ended = follow(prefix, as_seen_from_here(provider, account, run_dir, sink), account)
     except KeyboardInterrupt:
         if not provider.outlives_command:
             raise
@@ -172,8 +183,8 @@ def _follow(
     return ended
 
 
-def _conclude(summary: Any, prefix: Any, job: Job, provider: CloudProvider, options: SpotOptions) -> None:
-    """Print how a run ended.
+def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: SpotOptions) -> None:
+    """Print how a run ended; `kept` is the directory of a rehearsal.
 
     Raises:
         RunError: it did not complete.
@@ -183,8 +194,8 @@ def _conclude(summary: Any, prefix: Any, job: Job, provider: CloudProvider, opti
     from idletrain.observe.report import cost_line
 
     done = summary.status in DONE_STATUSES
-    result = f"{prefix.url}model.safetensors" if summary.status != "taken down" else prefix.url
-    summary.run_dir = result if provider.outlives_command else f"{result} (gone with its cloud)"
+    folder = f"{kept}/" if kept else prefix.url
+    summary.run_dir = f"{folder}model.safetensors" if summary.status != "taken down" else folder
     if not options.as_json:
         for line in display.final_lines(summary, f"{summary.status}: {job.name}"):
             typer.echo(line)
@@ -196,7 +207,8 @@ def _conclude(summary: Any, prefix: Any, job: Job, provider: CloudProvider, opti
         )
     if not done:
         why = f" ({summary.note})" if summary.note else ""
-        raise RunError(f"run {job.name} was {summary.status} before it was done{why}; go on with --resume")
+        next_step = f"what it has trained is in {kept}" if kept else "go on with --resume"
+        raise RunError(f"run {job.name} was {summary.status} before it was done{why}; {next_step}")
 
 
 def _refuse(job: Job, provider: CloudProvider, options: SpotOptions) -> None:

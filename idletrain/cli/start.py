@@ -1,4 +1,4 @@
-"""Begin: `idletrain init` writes a job to change, `idletrain demo` shows a fleet whose nodes are taken away."""
+"""Begin: `init` writes a job to change, `infra` files for accounts and machines; `demo` shows a fleet that shrinks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from idletrain.providers.protocol import CloudProvider, LaunchRequest
 from idletrain.providers.table import provider_named
 
 TEMPLATES = Path(__file__).parent / "templates"
+INFRA = Path(__file__).parent / "infra"
 app = typer.Typer()
 
 
@@ -29,13 +30,38 @@ class Template(StrEnum):
     SPOT = "spot"
 
 
+class Infra(StrEnum):
+    """A folder of `infra`."""
+
+    AWS = "aws"
+    GRAFANA = "grafana"
+    IDLE = "idle"
+
+
 @app.command(rich_help_panel="Start")
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to write it.", metavar="DIR")] = Path(),
     template: Annotated[Template, typer.Option(help="What it trains.")] = Template.IMAGE,
 ) -> None:
     """Write a job that trains at once, with a network and data of its own to change."""
-    source = TEMPLATES / template
+    typer.echo(f"{folder} has {', '.join(_write(TEMPLATES / template, folder))}; README.md says how to train it")
+
+
+@app.command(rich_help_panel="Start")
+def infra(
+    kind: Annotated[Infra, typer.Argument(help="For an AWS account, for Grafana, or for an idle machine.")],
+    to: Annotated[Path, typer.Option(help="Where to write it.", metavar="DIR")] = Path(),
+) -> None:
+    """Write the files that prepare an AWS account, show runs in Grafana, or lend an idle machine from boot on."""
+    typer.echo(f"{to} has {', '.join(_write(INFRA / kind, to))}")
+
+
+def _write(source: Path, folder: Path) -> list[str]:
+    """Copy a folder's files into another one; return their names.
+
+    Raises:
+        JobError: one of them is there already, or cannot be written.
+    """
     files = sorted(path.name for path in source.iterdir() if path.is_file())
     if there := [name for name in files if (folder / name).exists()]:
         raise JobError(f"{folder}: has {', '.join(there)} already; name an empty folder")
@@ -45,7 +71,7 @@ def init(
             shutil.copyfile(source / name, folder / name)
     except OSError as error:
         raise JobError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
-    typer.echo(f"{folder} has {', '.join(files)}; README.md says how to train it")
+    return files
 
 
 @app.command(rich_help_panel="Start")
@@ -62,6 +88,12 @@ def demo(
     provider = provider_named("sandbox", LaunchRequest(churn_seconds=churn))
     assert isinstance(provider, CloudProvider)
     options = SpotOptions(
-        resume=False, yes=True, detach=False, as_json=as_json, watch=WatchSettings(), allow_control=False
+        cloud="sandbox",
+        resume=False,
+        yes=True,
+        detach=False,
+        as_json=as_json,
+        watch=WatchSettings(),
+        allow_control=False,
     )
     launch_spot(load_job(TEMPLATES / "demo.yaml"), provider, options)

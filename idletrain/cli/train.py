@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.cli.arguments import JobFile, RunName, bytes_option, read_job_file, run_dir_of, seconds_option
+from idletrain.cli.arguments import FoundCloud, FoundRun, JobFile, Region, bytes_option, read_job_file, seconds_option
 from idletrain.cli.fabric import confirm_settings
+from idletrain.cli.places import directory_of, find_run
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.cli.trust import Trust, allow_code, import_from_here
 from idletrain.errors import JobError
@@ -70,9 +71,10 @@ def launch(
 
     watch = WatchSettings(on_round=on_round, webhook=webhook, log_to=log_to or ())
     request = LaunchRequest(scheduler=scheduler, churn_seconds=churn, trace=trace, speed=speed, detach=detach)
-    provider = provider_named(cloud or ("aws" if spot else "scheduler" if scheduler else "local"), request)
+    source = cloud or ("aws" if spot else "scheduler" if scheduler else "local")
+    provider = provider_named(source, request)
     if isinstance(provider, CloudProvider):
-        launch_spot(settings, provider, SpotOptions(resume, yes, detach, as_json, watch, allow_control))
+        launch_spot(settings, provider, SpotOptions(source, resume, yes, detach, as_json, watch, allow_control))
         return
     assert isinstance(provider, WorkerProvider)
     from idletrain.observe.provenance import command_line
@@ -161,10 +163,12 @@ def plan(
 
 @app.command(rich_help_panel="Train")
 def evaluate(
-    run: RunName,
+    run: FoundRun,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     last: LastNetwork = False,
     trust: Trust = False,
+    cloud: FoundCloud = None,
+    region: Region = None,
 ) -> None:
     """Evaluate the network that a run gives; this executes the run's code.
 
@@ -175,13 +179,13 @@ def evaluate(
     from idletrain.export import load_run, require_run
     from idletrain.observe.display import score_text
 
-    run_dir = run_dir_of(run)
-    require_run(run_dir)
-    allow_code(run_dir, trusted=trust)
-    loaded = load_run(run_dir, last=last)
-    _warn(loaded.note)
-    score = asdict(loaded.score())
-    ranking, sparse = loaded.ranking(), loaded.retrieval()
+    with directory_of(find_run(run, cloud, region)) as run_dir:
+        require_run(run_dir)
+        allow_code(run_dir, trusted=trust)
+        loaded = load_run(run_dir, last=last)
+        _warn(loaded.note)
+        score = asdict(loaded.score())
+        ranking, sparse = loaded.ranking(), loaded.retrieval()
     if as_json:
         typer.echo(json.dumps({"rounds": loaded.rounds, **score, **ranking, **sparse}))
     else:
@@ -195,9 +199,11 @@ def evaluate(
 
 @app.command(rich_help_panel="Train")
 def replay(
-    run: RunName,
+    run: FoundRun,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     trust: Trust = False,
+    cloud: FoundCloud = None,
+    region: Region = None,
 ) -> None:
     """Train a run of preemption.policy: rolling again, on this machine, by its log; this executes the run's code.
 
@@ -210,10 +216,9 @@ def replay(
     from idletrain.export import require_run
     from idletrain.replay import train_again
 
-    run_dir = run_dir_of(run)
-    require_run(run_dir)
-    allow_code(run_dir, trusted=trust)
-    with Progress(disable=as_json, transient=True) as progress:
+    with directory_of(find_run(run, cloud, region)) as run_dir, Progress(disable=as_json, transient=True) as progress:
+        require_run(run_dir)
+        allow_code(run_dir, trusted=trust)
         task = progress.add_task("updates", total=None)
         result = train_again(run_dir, lambda done, of: progress.update(task, completed=done, total=of))
     if as_json:
@@ -230,12 +235,14 @@ def replay(
 
 @app.command(rich_help_panel="Train")
 def export(
-    run: RunName,
+    run: FoundRun,
     to: Annotated[
         Path, typer.Option(help="A .safetensors or .pt file; of a transformers model a directory.", show_default=False)
     ],
     last: LastNetwork = False,
     trust: Trust = False,
+    cloud: FoundCloud = None,
+    region: Region = None,
 ) -> None:
     """Write a run's network as a state_dict that torch or safetensors loads.
 
@@ -248,20 +255,20 @@ def export(
 
     if to.suffix not in (".safetensors", ".pt", ""):
         raise JobError(f"--to: {to} should end in .safetensors or .pt, or name a directory")
-    run_dir = run_dir_of(run)
-    require_run(run_dir)
-    if to.suffix != ".safetensors":
-        allow_code(run_dir, trusted=trust, instead=", or export to .safetensors, which executes none")
-        loaded = load_run(run_dir, last=last)
-        _warn(loaded.note)
-        module, rounds = loaded.module(), loaded.rounds
-        if to.suffix:
-            save(module.state_dict(), to)
+    with directory_of(find_run(run, cloud, region)) as run_dir:
+        require_run(run_dir)
+        if to.suffix != ".safetensors":
+            allow_code(run_dir, trusted=trust, instead=", or export to .safetensors, which executes none")
+            loaded = load_run(run_dir, last=last)
+            _warn(loaded.note)
+            module, rounds = loaded.module(), loaded.rounds
+            if to.suffix:
+                save(module.state_dict(), to)
+            else:
+                save_pretrained(module, to)
         else:
-            save_pretrained(module, to)
-    else:
-        state, rounds = saved_state(run_dir, last=last)
-        save(state, to)
+            state, rounds = saved_state(run_dir, last=last)
+            save(state, to)
     typer.echo(f"{to}: the network after round {rounds}")
 
 

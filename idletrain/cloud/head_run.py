@@ -21,7 +21,7 @@ from idletrain.autotune import choose
 from idletrain.autotune.probe import probe_fleet
 from idletrain.cloud.controller import FleetController
 from idletrain.cloud.reconcile import Limits, why_stop
-from idletrain.cloud.record import SUMMARY_KEY, RunRecord
+from idletrain.cloud.record import MODEL_KEY, REPORT_KEY, SUMMARY_KEY, RunRecord
 from idletrain.cloud.workdir import RUNS, unpack
 from idletrain.cluster.identity import Identity
 from idletrain.errors import RefusedError, RunError
@@ -40,8 +40,6 @@ from idletrain.storage import S3Prefix, make_private
 logger = logging.getLogger(__name__)
 LIMIT_POLL_SECONDS = 1.0
 FIRST_NODE_SECONDS, OTHER_NODES_SECONDS = 180.0, 30.0  # to wait for nodes before they are measured
-MODEL_FILE = "model.safetensors"
-REPORT_FILE = "report.html"
 
 
 async def lead_run(
@@ -143,10 +141,10 @@ async def _watch_limits(
 
 def _upload_results(job: Job, prefix: S3Prefix, outcome: RunOutcome) -> None:
     """Write the model, the run's summary and its report below the prefix, for the user to fetch."""
-    path = job.run_dir / MODEL_FILE
+    path = job.run_dir / MODEL_KEY
     save(load_run(job.run_dir).module().state_dict(), path)
-    prefix.put(MODEL_FILE, path.read_bytes())
+    prefix.put(MODEL_KEY, path.read_bytes())
     past = PastRun.of(job.name, list(read_records(job.run_dir / "events.jsonl")), time.time())
     prefix.put(SUMMARY_KEY, json.dumps(past.summary.as_record(), indent=1).encode())
-    prefix.put(REPORT_FILE, report_page([past]).encode())
+    prefix.put(REPORT_KEY, report_page([past]).encode())
     logger.info("run %s: %s", job.name, outcome.status)

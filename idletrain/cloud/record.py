@@ -19,6 +19,8 @@ from idletrain.storage import ConflictError, S3Prefix
 
 RUN_RECORD_KEY = "record.json"
 SUMMARY_KEY = "summary.json"  # written when a run's head node has finished it
+MODEL_KEY = "model.safetensors"
+REPORT_KEY = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)

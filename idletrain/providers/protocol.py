@@ -27,6 +27,7 @@ class LaunchRequest:
         trace: A recorded trace by which nodes are taken.
         speed: How much faster than recorded the trace is played.
         detach: Start the run and return.
+        rehearsal: The process whose sandbox is meant; None for the newest one.
     """
 
     scheduler: str | None = None
@@ -34,6 +35,7 @@ class LaunchRequest:
     trace: Path | None = None
     speed: float = 1.0
     detach: bool = False
+    rehearsal: int | None = None
 
 
 class Provider(Protocol):
@@ -195,7 +197,8 @@ class CloudProvider(Provider, Protocol):
 
         Args:
             run: The run's name.
-            address: The run's name or prefix, with the options that other commands need to find it.
+            address: The run's name or prefix, with the options that other commands need to find it; of a rehearsal the
+                directory that keeps it, empty if there is none.
         """
         ...
 

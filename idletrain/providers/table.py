@@ -37,13 +37,13 @@ def provider_named(name: str, request: LaunchRequest) -> Provider:
     return cast("Provider", provider)
 
 
-def cloud_named(name: str) -> CloudProvider:
+def cloud_named(name: str, request: LaunchRequest | None = None) -> CloudProvider:
     """Return the provider of that name, which must have machines of its own.
 
     Raises:
         JobError: there is none, or runs on it have their head on the launching machine.
     """
-    provider = provider_named(name, LaunchRequest())
+    provider = provider_named(name, request or LaunchRequest())
     if not isinstance(provider, CloudProvider):
         raise JobError(f"--cloud: runs on {name} have their head on the machine that launched them; leave it out")
     return provider

@@ -361,7 +361,13 @@ def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment["HOME"] = str(tmp_path)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell put into the background
-    with subprocess.Popen([*IDLETRAIN, *arguments], stdout=subprocess.PIPE, env=environment, cwd=tmp_path) as run:
+    errors = (tmp_path / "errors").open("w+")
+    with (
+        errors,
+        subprocess.Popen(
+            [*IDLETRAIN, *arguments], stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=tmp_path
+        ) as run,
+    ):
         assert run.stdout is not None
         deadline = threading.Timer(2 * PATIENCE_SECONDS, run.kill)
         deadline.start()
@@ -370,7 +376,12 @@ def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path)
         (address,) = (tmp_path / ".cache/idletrain/sandboxes").glob("*/address.json")  # with keys that open all
         assert (address.stat().st_mode & 0o777, address.parent.stat().st_mode & 0o777) == (0o600, 0o700)
         assert any(line["rounds"] >= preempted["rounds"] + 2 for line in lines)
+        going_on = warm.run([*IDLETRAIN, "status", "--json"], environment=environment, folder=tmp_path / ".cache")
         run.send_signal(signal.SIGINT)
         run.wait()
         deadline.cancel()
     assert run.returncode == 130
+    assert json.loads(going_on.stdout)["status"] == "running", going_on.stderr  # without its name or its cloud
+    assert "and what traced has trained is in runs/traced" in (tmp_path / "errors").read_text()
+    done = warm.run([*IDLETRAIN, "evaluate", "traced", "--json"], environment=environment, folder=tmp_path)
+    assert json.loads(done.stdout)["rounds"] >= preempted["rounds"], done.stderr

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rehearsal import RECORD
 from typer.testing import CliRunner
 
 from idletrain.cli import runs
 from idletrain.cli.main import app
+from idletrain.cli.places import Place, note_launch
 from idletrain.cli.runs import RunLine, in_columns
-from idletrain.errors import JobError
+from idletrain.cloud import record
+from idletrain.cloud.aws.account import Account
+from idletrain.storage import S3Prefix
 
 STARTED = {
     "v": 2,
@@ -33,6 +37,7 @@ STARTED = {
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path
 
 
@@ -58,15 +63,29 @@ def test_runs_of_this_folder_are_listed_the_newest_first_with_those_that_cannot_
     assert all(line["state"].startswith(("unreadable: ", "interrupted")) for line in listed)
 
 
-def test_status_without_a_name_shows_the_only_run_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(JobError, match="no run trains here; name one, or list them"):
-        runs.the_one_that_trains(None)
+def test_status_without_a_name_shows_the_only_run_that_trains_or_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert runs.the_one_that_trains(None, None) is None
     for name in ("a", "b"):
         add(name, STARTED)
     monkeypatch.setattr(runs, "_local_line", lambda folder: RunLine(folder.name, "running"))
-    with pytest.raises(JobError, match="several runs train here: a, b; name one"):
-        runs.the_one_that_trains(None)
+    assert runs.the_one_that_trains(None, None) is None
+    assert sorted(CliRunner().invoke(app, ["status"]).stdout.splitlines()) == ["a  running", "b  running"]
     monkeypatch.setattr(runs, "_local_line", lambda folder: RunLine(folder.name, {"a": "running"}.get(folder.name, "")))
-    assert runs.the_one_that_trains(None) == "runs/a"
-    with pytest.raises(JobError, match="name a run; `idletrain runs --cloud aws` lists them"):
-        runs.the_one_that_trains("aws")
+    assert runs.the_one_that_trains(None, None) == Place("runs/a")
+
+
+def test_runs_of_clouds_that_were_used_are_in_the_list_and_a_cloud_that_cannot_be_read_is_told(
+    monkeypatch: pytest.MonkeyPatch, account: Account
+) -> None:
+    prefix = S3Prefix(account.s3, account.bucket, "runs/far/")
+    record.claim(prefix, RECORD)
+    note_launch(Place("far", "aws", account.region))
+    note_launch(Place("gone", "another"))
+    add("near", STARTED)
+    listed = CliRunner().invoke(app, ["runs", "--json"])
+    assert {line["name"]: line["place"] for line in json.loads(listed.stdout)} == {
+        "far": f"aws {account.region}",
+        "near": "",
+    }
+    assert "another: --cloud: there is no provider another" in listed.stderr
+    prefix.delete(prefix.names())

@@ -20,6 +20,7 @@ from reader import LONGEST_ERROR, NOW, Reader, fields_in, file_of
 from torch import nn
 
 from idletrain.autotune import probe
+from idletrain.cli import places
 from idletrain.cluster import access, contact
 from idletrain.cluster.identity import Identity
 from idletrain.errors import DamageError
@@ -91,7 +92,7 @@ def snapshot_file(content: bytes) -> object:
 
 def small_file(content: bytes) -> object:
     """Small files of JSON; the first byte chooses which."""
-    kind, content = content[0] % 7 if content else 0, content[1:]
+    kind, content = content[0] % 8 if content else 0, content[1:]
     if kind == 0:
         file_of(content, "streams.json")
         return StreamPositions(Path()).at(0, 9)
@@ -105,6 +106,8 @@ def small_file(content: bytes) -> object:
     if kind == 4:
         file_of(content, "fleet.json")
         return probe.load_figures(Path(), "fleet", NOW)
+    if kind == 7:
+        return places.parse_note(content)
     file_of(content, "schedules/night.json" if kind == 5 else "schedules/night.history.jsonl")
     store = ScheduleStore(Path("schedules"))
     return store.get("night") if kind == 5 else store.history("night")
@@ -247,6 +250,7 @@ READERS = {
             b'\4{"seen": 1.8e9, "fleet": {}}',
             b"\5" + json.dumps(SCHEDULE).encode(),
             b'\6{"due": "2026-11-25T00:00:00+00:00", "run": "night-1", "started": null, "ended": null}',
+            b'\7{"run": "night", "cloud": "aws", "region": "eu-west-1", "rehearsal": null}',
         ),
         modules=(
             "rounds.durable.stream_positions",
@@ -255,6 +259,7 @@ READERS = {
             "cluster.access",
             "autotune.probe",
             "schedules.store",
+            "cli.places",
         ),
         odd=(b"\3[]", b"\3x", b"\4" + b"[" * 2000),
     ),

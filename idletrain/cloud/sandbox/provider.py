@@ -57,12 +57,19 @@ class SandboxProvider(AwsProvider):
 
     @contextlib.contextmanager
     def account(self, region: str | None) -> Iterator[Account]:
-        """Yield the account of this process' sandbox; else of the newest one that a launch has open."""
-        if not _in_sandbox():
-            _enter_sandbox(json.loads(_newest_sandbox().read_text()))
-            region = None
-        with super().account(region) as account:
-            yield account
+        """Yield the account of this process' sandbox, else of the requested one, else of the newest that is open."""
+        if _in_sandbox():
+            with super().account(region) as account:
+                yield account
+            return
+        before = dict(os.environ)
+        _enter_sandbox(json.loads(_open_sandbox(self._request.rehearsal).read_text()))
+        try:
+            with super().account(None) as account:
+                yield account
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
     def launch_region(self, _job: Job) -> str | None:
         """Return None: a sandbox has one region, whatever its name."""
@@ -80,8 +87,9 @@ class SandboxProvider(AwsProvider):
     def schedules(self) -> CloudSchedules | None:
         """Return None: the sandbox is gone when a schedule would be due."""
 
-    def interrupted_text(self, _run: str, _address: str) -> str:
-        return "idletrain: stopped; nothing is left of the rehearsal"
+    def interrupted_text(self, run: str, address: str) -> str:
+        kept = f"what {run} has trained is in {address}" if address else f"{run} had not trained yet"
+        return f"idletrain: stopped; no machine is left of the rehearsal, and {kept}"
 
     def seen_from_here(self, event: Record, account: Account) -> Record:
         """Add the token to the link of the dashboard: the head is a process of this machine."""
@@ -192,8 +200,17 @@ def sandboxes() -> Path:
     return storage.cache_folder() / "sandboxes"
 
 
-def _newest_sandbox() -> Path:
-    addresses = [path for path in sandboxes().glob("[0-9]*/address.json") if psutil.pid_exists(int(path.parent.name))]
+def _open_sandbox(process: int | None) -> Path:
+    """Return the address of the sandbox of a process, or of the newest one.
+
+    Raises:
+        RunError: it is not open.
+    """
+    addresses = [
+        path
+        for path in sandboxes().glob(f"{process or '[0-9]*'}/address.json")
+        if psutil.pid_exists(int(path.parent.name))
+    ]
     if not addresses:
         raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
     return max(addresses, key=lambda path: path.stat().st_mtime)

@@ -1,0 +1,91 @@
+"""Read what a run has written below its prefix in a cloud."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from idletrain.observe.records import Record, Sink
+from idletrain.providers.protocol import CloudProvider
+
+if TYPE_CHECKING:
+    from idletrain.job import Job
+
+UNFINISHED_STATES = ("starting", "running")  # states of a run whose head has not recorded its end
+
+
+def named_prefix(account: Any, name: str) -> Any:
+    """Return a run's prefix: below the account's own bucket, unless the name is a whole prefix."""
+    from idletrain.storage import S3Prefix
+
+    return S3Prefix.at(name if name.startswith("s3://") else f"s3://{account.bucket}/runs/{name}", account.s3)
+
+
+def run_prefix(account: Any, job: Job) -> Any:
+    """Return the prefix of a job's run: below `checkpoint.to` if that is in S3, else below the account's own bucket."""
+    to = job.checkpoint.to
+    return named_prefix(account, f"{to.rstrip('/')}/{job.name}" if to.startswith("s3://") else job.name)
+
+
+def read_events(prefix: Any) -> list[dict[str, Any]]:
+    """Return all events of a run so far."""
+    from idletrain.cloud import record
+    from idletrain.rounds.durable import s3_mirror
+
+    record.read(prefix)
+    return s3_mirror.events(prefix)
+
+
+def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]:
+    """Return a run's summary, what its last event does not say (its head is gone, or what is left), and its events."""
+    from idletrain.cloud import record
+    from idletrain.cloud.machines import ALIVE_STATES, ENDED_STATES
+    from idletrain.cloud.teardown import lost_head
+    from idletrain.observe.summary import summary_of
+
+    prefix = named_prefix(account, name)
+    events, written = read_events(prefix), record.read(prefix)
+    summary = summary_of(events)
+    summary.run, summary.run_dir, why = written.run, prefix.url, written.leftover
+    if summary.updated < written.created:  # all events are from before the resumption
+        summary.status = "starting"
+    if summary.status in UNFINISHED_STATES:
+        if written.failure:
+            summary.status, why = "failed", written.failure
+        elif written.state == "ended":
+            summary.status = "taken down"
+        elif lost := lost_head(account.instances(written.run, (*ALIVE_STATES, *ENDED_STATES)), written, time.time()):
+            summary.status, why = "interrupted", lost
+    return summary, why, events
+
+
+def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return what a run has cost and will cost, in USD, and the share saved against on-demand prices."""
+    from idletrain.observe import cost
+
+    bill, now = cost.accrued(events, time.time()), time.time()
+    return {
+        "spent_usd": bill.spent_usd,
+        "usd_per_hour": bill.usd_per_hour,
+        "on_demand_usd": bill.on_demand_usd,
+        "saving": bill.saving,
+        "wasted_usd": cost.wasted_usd(events, now),
+        "forecast_usd": cost.forecast_usd(events, now),
+    }
+
+
+def as_seen_from_here(provider: CloudProvider, account: Any, run_dir: str, sink: Sink) -> Sink:
+    """Return a sink that gets a run's events as this machine sees it: its dashboard's link, and where its files are.
+
+    Args:
+        provider: The run's cloud.
+        account: Its account.
+        run_dir: Where the run's files are: the head's own directory ends with its machine.
+        sink: Gets the events.
+    """
+
+    def take(event: Record) -> None:
+        where = {"run_dir": run_dir} if "run_dir" in event else {}
+        sink({**provider.seen_from_here(event, account), **where})
+
+    return take
