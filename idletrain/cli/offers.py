@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import typer
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from idletrain.cloud.instance_types import GIB, Offer
@@ -13,6 +14,7 @@ from idletrain.cloud.quote import Quote
 from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, HOUR_SECONDS
 
 ROWS = 20  # fit a screen
+PLANNED_ROWS = 5  # the best of those that may be requested
 NAMED_TYPES = 3  # fit a line of 80 columns
 
 
@@ -104,6 +106,13 @@ def spot_plan_lines(quote: Quote, estimate: bool) -> list[str]:
         estimate: True if on-demand prices are estimates.
     """
     return [f"{label:<10} {text}" for label, text in _plan(quote, estimate)]
+
+
+def show_quote(quote: Quote, estimate: bool) -> None:
+    """Print a fleet's best offers and its plan, as the user confirms them."""
+    Console().print(table(quote.preferred.offers, estimate, PLANNED_ROWS))
+    for line in spot_plan_lines(quote, estimate):
+        typer.echo(line)
 
 
 def _plan(quote: Quote, estimate: bool) -> Iterator[tuple[str, str]]:

@@ -87,7 +87,7 @@ def simulate_fleet(
         seed=seed,
     )
     typer.echo("idletrain: reading the model and the data", err=True)
-    works = {policy: _work(written, policy, gigabits, step) for policy in POLICIES}
+    works = {policy: work_of(written, policy, _subnets(written, policy), gigabits, step) for policy in POLICIES}
     outcomes: dict[str, Outcome] = {}
     for policy, work in works.items():
         typer.echo(f"idletrain: simulating {policy}", err=True)
@@ -153,8 +153,22 @@ def _changes(path: Path) -> tuple[tuple[float, str, bool], ...]:
     return tuple(((c.at_ms - changes[0].at_ms) / 1000, c.node, c.present) for c in changes)
 
 
-def _work(job: Job, policy: Policy, gigabits: float, step: float | None) -> Work:
-    """Return what nodes do for a job under a policy: subnets of its size, over links of this rate.
+def _subnets(job: Job, policy: Policy) -> int:
+    """Return the job's subnets; where it leaves them open, one for each node, and a quarter more without a barrier."""
+    if "subnets" in job.training.model_fields_set:
+        return job.training.subnets
+    return job.nodes.count + (-(-job.nodes.count // 4) if policy == "rolling" else 0)
+
+
+def work_of(job: Job, policy: Policy, subnets: int, gigabits: float, step: float | None) -> Work:
+    """Return what nodes do for a job under a policy.
+
+    Args:
+        job: The job.
+        policy: How it deals with lost nodes.
+        subnets: The subnets of a round.
+        gigabits: Each node's link, in Gbit/s.
+        step: Seconds of a subnet's step; None to measure it here.
 
     Raises:
         JobError: the job's network cannot be split so.
@@ -166,8 +180,6 @@ def _work(job: Job, policy: Policy, gigabits: float, step: float | None) -> Work
     from idletrain.worker.encoding import nbytes
 
     training, rolling = job.training, policy == "rolling"
-    count = job.nodes.count
-    subnets = training.subnets if "subnets" in training.model_fields_set else count + (-(-count // 4) if rolling else 0)
     settled = training.model_copy(update={"subnets": subnets})
     prepared = prepare_job(job.model_copy(update={"training": settled}))
     program = prepared.program

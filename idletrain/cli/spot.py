@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from idletrain.job import Job
     from idletrain.observe.sinks import WatchSettings
 
-SHOWN_TYPES = 5  # the best of those that may be requested
-
 
 @dataclass(frozen=True)
 class SpotOptions:
@@ -79,9 +77,7 @@ def launch_spot(job: Job, provider: CloudProvider, options: SpotOptions) -> None
 
 def _plan(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, check: JobCheck) -> Any:
     """Plan the run's machines, show the plan, and ask for confirmation if they cost money."""
-    from rich.console import Console
-
-    from idletrain.cli.offers import spot_plan_lines, table
+    from idletrain.cli.offers import show_quote
     from idletrain.cloud import launcher
 
     prefix = run_prefix(account, job)
@@ -93,9 +89,7 @@ def _plan(job: Job, provider: CloudProvider, account: Any, options: SpotOptions,
     if faults := check.faults():
         raise JobError(faults)
     if not options.as_json:
-        Console().print(table(plan.quote.preferred.offers, plan.estimate, SHOWN_TYPES))
-        for line in spot_plan_lines(plan.quote, plan.estimate):
-            typer.echo(line)
+        show_quote(plan.quote, plan.estimate)
     if not options.yes and provider.costs_money:
         typer.confirm("Start it?", abort=True)
     return plan

@@ -17,7 +17,7 @@ from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.cli.trust import Trust, allow_code, import_from_here
 from idletrain.errors import JobError
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, WorkerProvider
-from idletrain.providers.table import provider_named
+from idletrain.providers.table import cloud_named, provider_named
 
 if TYPE_CHECKING:
     from idletrain.job import Job
@@ -138,6 +138,11 @@ def plan(
         int | None, typer.Option(parser=bytes_option, metavar="2GiB", help="RAM of each worker (2GiB).")
     ] = None,
     scheduler: Annotated[str | None, typer.Option(help="Plan for this Dask cluster instead of local workers.")] = None,
+    spot: Annotated[
+        bool, typer.Option("--spot", help="Plan for spot machines: their cost, and what trains most for a dollar.")
+    ] = False,
+    cloud: Annotated[str, typer.Option(help="The cloud of --spot: aws, sandbox, ...")] = "aws",
+    region: Region = None,
 ) -> None:
     """Show how a job's network would be split, before anything runs."""
     import_from_here()
@@ -152,6 +157,11 @@ def plan(
     written = read_job_file(job, nodes)
     if memory:
         written = written.model_copy(update={"nodes": written.nodes.model_copy(update={"memory": memory})})
+    if spot:
+        from idletrain.cli.plan_spot import show_spot_plan
+
+        show_spot_plan(written, cloud_named(cloud), region)
+        return
     prepare = remembering(prepare_job)
     prepare(written)  # a fault of the job shows before seconds of measuring
     settings, choice = confirm_settings(written, scheduler, typer.echo, prepare, always=True)

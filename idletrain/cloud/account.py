@@ -64,6 +64,10 @@ class CloudAccount(Protocol):
         """Return the current spot prices of these types, USD an hour by type and zone."""
         ...
 
+    def interruptions(self, cache: Path) -> Mapping[str, float]:
+        """Return the share of each type's spot machines that the cloud takes back in a month, as far as it is known."""
+        ...
+
     def quota_fault(self, nodes: int, offers: Collection[Offer]) -> str | None:
         """Return why the account's limits allow a fleet of none of these offers, or None."""
         ...

@@ -19,7 +19,7 @@ from rehearsal import RECORD
 
 from idletrain.cloud import leader_lease, record, teardown, workdir
 from idletrain.cloud.account import NoMetadataError
-from idletrain.cloud.aws import metadata, pricing, run_resources
+from idletrain.cloud.aws import metadata, pricing, run_resources, spot_advisor
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.errors import explained
 from idletrain.cloud.aws.schedules import resources
@@ -274,6 +274,16 @@ READERS = {
             b'\2{"wal/0": "", "updates/": "x"}',
             b"\0[]",
         ),
+    ),
+    "interruptions": Reader(
+        functools.partial(spot_advisor.interruption_shares, region="r"),
+        runs=1_000_000,
+        sound=(
+            b'{"ranges": [{"index": 0, "max": 5}], "spot_advisor": {"r": {"Linux": {"m5.large": {"s": 60, "r": 0}}}}}',
+        ),
+        modules=("cloud.aws.spot_advisor",),
+        odd=(b"[]", b'{"ranges": [{"index": 1e400, "max": 5}]}', b'{"ranges": [], "spot_advisor": {"r": 1}}'),
+        errors=(ValueError,),
     ),
     "tags": Reader(
         tags,

@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from idletrain.cloud.aws import network_routes, pricing, quotas, requests, run_resources
+from idletrain.cloud.aws import network_routes, pricing, quotas, requests, run_resources, spot_advisor
 from idletrain.cloud.aws.clients import Clients
 from idletrain.cloud.aws.errors import REQUEST_ERRORS, code_of, explained, ignoring, required
 from idletrain.cloud.aws.iam import DATA_PREFIX, ENDED_HEADS_TAG
@@ -62,6 +62,10 @@ class Account(Clients):
         with explained():
             price_list = self.client("pricing", pricing.PRICING_REGION)
             return pricing.fetch(self.ec2, price_list, pricing.PriceCache(cache))
+
+    def interruptions(self, cache: Path) -> dict[str, float]:
+        """Return the share of each type's spot machines that AWS takes back in a month; nothing of another cloud."""
+        return spot_advisor.shares(self.ec2, pricing.PriceCache(cache))
 
     def quota_fault(self, nodes: int, offers: Collection[Offer]) -> str | None:
         """Return why the account's quotas allow a fleet of none of these offers, or None."""
