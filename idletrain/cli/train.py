@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -122,12 +123,26 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
     with shown:
         outcome = asyncio.run(composition.launch(sinks=(with_link(settings.run_dir, shown),)))
     if not as_json:
-        for line in display.final_lines(shown.summary, _ending_text(outcome.status, again, shown.summary.note)):
+        why_low = _why_low(settings, is_local=provider.scheduler is None)
+        for line in display.final_lines(
+            shown.summary, _ending_text(outcome.status, again, shown.summary.note), why_low
+        ):
             typer.echo(line)
     if outcome.status == "stopped":
         raise typer.Exit(INTERRUPTED_EXIT)
     if outcome.status == "diverged":
         raise typer.Exit(1)
+
+
+def _why_low(job: Job, *, is_local: bool) -> str:
+    """Return where the workers' time went that trained nothing, as a phrase; empty if nearly all of it trained."""
+    from idletrain.observe.records import read_records
+    from idletrain.observe.summary import summary_of
+    from idletrain.observe.time_use import time_shares, why_low
+
+    events = list(read_records(job.run_dir / "events.jsonl"))
+    shares = time_shares(events, summary_of(events).alive_seconds)
+    return why_low(shares, job.nodes.count, len(os.sched_getaffinity(0)) if is_local else None)
 
 
 @app.command(rich_help_panel="Train")

@@ -173,9 +173,15 @@ _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
 }
 
 
-def final_lines(summary: Summary, status_text: str) -> list[str]:
-    """Return the lines to print at a run's end; `status_text` is the first."""
-    goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}"
+def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[str]:
+    """Return the lines to print at a run's end.
+
+    Args:
+        summary: The run's.
+        status_text: The first line.
+        why_low: Where the time went that trained nothing (see `time_use.why_low`).
+    """
+    goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}" + (f" ({why_low})" if why_low else "")
     return [
         status_text,
         f"  {_last_score(summary)}",

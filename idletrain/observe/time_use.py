@@ -22,6 +22,17 @@ from idletrain.observe.records import Record
 # A second in which a worker does two of these counts as the first of them; the rest is `wait`.
 TIME_PARTS = ("compute", "push", "pull", "control", "lost", "commit", "evaluate", "wait")
 OUTSIDE_ROUNDS = "outside committed rounds"  # before the first, after the last, and while there was no head
+LOW_COMPUTE = 0.8  # share of the workers' time below which a person is told where the rest went
+PURPOSES = {  # of the parts that train nothing, behind "21% "
+    "push": "sending updates",
+    "pull": "receiving subnets",
+    "control": "waiting for the head",
+    "lost": "on steps that were lost",
+    "commit": "waiting for commits",
+    "evaluate": "waiting for evaluations",
+    "wait": "waiting for other workers",
+    OUTSIDE_ROUNDS: "before the first round and after the last",
+}
 Span = tuple[float, float]  # start and end, in seconds of the head's clock
 
 
@@ -183,6 +194,21 @@ def time_shares(events: Iterable[Record], alive_seconds: float) -> dict[str, flo
     committed = round_times(events)
     inside = {part: sum(r.worker_seconds[part] for r in committed) / alive_seconds for part in TIME_PARTS}
     return inside | {OUTSIDE_ROUNDS: 1.0 - sum(inside.values())}
+
+
+def why_low(shares: Mapping[str, float], workers: int = 0, cores: int | None = None) -> str:
+    """Return where most of the time went that trained nothing, as a phrase; empty if nearly all of it trained.
+
+    Args:
+        shares: Of the workers' time, as `time_shares` returns them.
+        workers: How many work at the same time.
+        cores: Cores of the one machine that they are on; None if they are on several.
+    """
+    if not shares or shares.get("compute", 0.0) >= LOW_COMPUTE:
+        return ""
+    part = max(PURPOSES, key=lambda name: shares.get(name, 0.0))
+    crowd = f": {workers} workers on {cores} cores" if cores is not None and workers > cores else ""
+    return f"{shares.get(part, 0.0):.0%} {PURPOSES[part]}{crowd}"
 
 
 def _rounds_of(session: HeadSession) -> Iterator[RoundTimes]:

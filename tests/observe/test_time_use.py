@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idletrain.observe.time_use import OUTSIDE_ROUNDS, TIME_PARTS, divided, merged_spans, round_times, time_shares
+from idletrain.observe.time_use import (
+    OUTSIDE_ROUNDS,
+    TIME_PARTS,
+    divided,
+    merged_spans,
+    round_times,
+    time_shares,
+    why_low,
+)
 
 Event = dict[str, Any]
 
@@ -250,3 +258,12 @@ def test_a_push_that_waits_for_another_s_pull_is_no_push_yet() -> None:
     done = {**ended(7.0, 1, pull=1.0, train=3.0, push=1.0), "push_wait_seconds": 2.0}
     events = [*joined("a"), leased(0.0, 1), staged(7.0, 1), done, committed(10.0, commit_seconds=3.0)]
     assert parts_of(events) == {"pull": 1.0, "compute": 3.0, "wait": 2.0, "push": 1.0, "commit": 3.0}
+
+
+def test_low_goodput_has_a_reason() -> None:
+    shares = {"compute": 0.5, "wait": 0.31, "push": 0.19}
+    assert why_low(shares) == "31% waiting for other workers"
+    assert why_low(shares, workers=4, cores=2) == "31% waiting for other workers: 4 workers on 2 cores"
+    assert why_low(shares, workers=2, cores=2) == "31% waiting for other workers"
+    assert why_low({OUTSIDE_ROUNDS: 1.0}) == "100% before the first round and after the last"
+    assert why_low({"compute": 0.9, "wait": 0.1}) == why_low({}) == ""
