@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cloudpickle
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from idletrain.errors import DamageError, RunError
 from idletrain.job import Job
+from idletrain.nn import constant
 from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.evaluate import Score, assembled, score
 from idletrain.nn.network import Network
@@ -51,15 +52,19 @@ class LoadedRun:
         return self.module()
 
     def score(self) -> Score:
-        """Score the network on the test data.
+        """Score the network on the test data; with squared errors also by R2 and the mean absolute error.
 
         Raises:
             RunError: the job has none.
         """
         if self.prepared.test is None:
             raise RunError("the job names no test data; add data.test")
-        tallies = [Tally(metric) for metric in self.prepared.metrics]
-        return score(self._module, self.prepared.test.open(), self.prepared.program.loss, tallies)
+        loss = self.prepared.program.loss
+        metrics = (*self.prepared.metrics, *([constant.MAE] if loss in constant.SQUARED else []))
+        found = score(self._module, self.prepared.test.open(), loss, [Tally(metric) for metric in metrics])
+        if loss not in constant.SQUARED or not found.constant_loss:
+            return found
+        return replace(found, metrics={**found.metrics, "R2": 1.0 - found.loss / found.constant_loss})
 
     def ranking(self) -> dict[str, float]:
         """Return P@k, nDCG@k and PSP@k for k = 1, 3, 5 on the test data; empty if its labels are not sets."""

@@ -151,7 +151,7 @@ def events_of(place: Place) -> list[dict[str, Any]]:
         if events:
             return events
     if file.parent.is_dir():
-        raise RunError(f"run {place.run} has no records in {file} yet; look again once it trains")
+        raise RunError(f"run {place.name} has no records in {file} yet; look again once it trains")
     names = sorted(path.parent.name for path in file.parent.parent.glob("*/events.jsonl"))
     known = f"there are: {', '.join(names)}" if names else "there is none at all"
     raise RunError(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from idletrain.errors import user_code
+from idletrain.nn.constant import ConstantPrediction
 from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.batches import call, labels_of, prediction, sample_count
 from idletrain.nn.data.csr import Rows
@@ -46,6 +47,8 @@ class Score:
         loss: Mean loss over all labels that are not ignored.
         calibration_error: Expected calibration error: the mean distance of confidence from accuracy over bins of
             confidence, weighted by their size (Guo et al., arXiv 1706.04599); None without class probabilities.
+        constant_loss: Loss of the best prediction that is the same for all samples; None for losses of which it is not
+            known (see `idletrain.nn.constant`).
         temperature: Best temperature: the divisor of the logits that gives the lowest loss; above 1 the network is
             overconfident.
         metrics: The job's metrics, and what a validation_step logs, by name; None where one is no number.
@@ -55,6 +58,7 @@ class Score:
     loss: float
     calibration_error: float | None = None
     temperature: float | None = None
+    constant_loss: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     def of(self, name: str) -> float | None:
@@ -74,7 +78,7 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
     module.eval()
     validation = Validation(module)
     correct, total, values, weights = 0.0, 0, 0.0, 0
-    calibration = Calibration()
+    calibration, constant = Calibration(), ConstantPrediction(loss)
     for inputs, target in batches(samples, np.arange(len(samples))):
         outputs = call(module, inputs)
         if hasattr(outputs, "hits"):  # of a very wide output
@@ -87,6 +91,7 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
         for tally in tallies:
             tally.add(outputs, target)
         validation.add(inputs)
+        constant.add(outputs, target)
         logits, labels = prediction(outputs), labels_of(target)
         if not isinstance(labels, Tensor):  # one to count for each sample
             labels = torch.zeros(sample_count(inputs, target))
@@ -110,7 +115,7 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
     accuracy, mean = correct / total if total else None, values / weights if weights else math.nan
     logged = {name: value for name, value in validation.values().items() if name not in OWN_SCORES}
     metrics = logged | {tally.name: tally.value() for tally in tallies}
-    return Score(accuracy, mean, calibration.error, calibration.temperature, metrics)
+    return Score(accuracy, mean, calibration.error, calibration.temperature, constant.loss, metrics)
 
 
 def is_of_classes(value: float, outputs: Any, target: Any) -> bool:

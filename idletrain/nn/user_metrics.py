@@ -19,7 +19,7 @@ from torch import Tensor
 from idletrain.errors import JobError, user_code
 from idletrain.nn.data.batches import labels_of, prediction
 
-OWN_SCORES = ("accuracy", "loss", "calibration_error", "temperature")
+OWN_SCORES = ("accuracy", "loss", "calibration_error", "temperature", "constant_loss")
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,14 @@ def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[s
         f"  {summary.bytes_down / 1e6:.0f} MB pulled, {summary.bytes_up / 1e6:.0f} MB pushed",
         *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
         *(f"  warning: {reason}" for reason in summary.warnings),
+        *(["  warning: a prediction that is the same for all samples is as good"] if _is_useless(summary) else []),
         f"  {summary.run_dir}",
     ]
+
+
+def _is_useless(summary: Summary) -> bool:
+    """Return whether the last evaluated network is no better than a constant prediction."""
+    return summary.loss is not None and summary.constant_loss is not None and summary.loss >= summary.constant_loss
 
 
 def score_text(
@@ -203,14 +209,16 @@ def score_text(
     loss: float | None,
     calibration_error: float | None = None,
     temperature: float | None = None,
+    constant_loss: float | None = None,
     metrics: Mapping[str, float | None] | None = None,
 ) -> str:
-    """Format accuracy, test loss, expected calibration error, best temperature, and the job's metrics.
+    """Format accuracy, test loss beside a constant prediction's, calibration error, best temperature, and the metrics.
 
     None values are left out, except of metrics, which are nan.
     """
     parts = [f"accuracy {accuracy:.4f}"] if accuracy is not None else []
-    parts += [f"loss {loss:.4f}"] if loss is not None else []
+    beside = "" if constant_loss is None else f" (a constant prediction's: {constant_loss:.4f})"
+    parts += [f"loss {loss:.4f}{beside}"] if loss is not None else []
     parts += [f"calibration error {calibration_error:.4f}"] if calibration_error is not None else []
     parts += [f"best temperature {temperature:.2f}"] if temperature is not None else []
     parts += [f"{name} {'nan' if value is None else f'{value:.4f}'}" for name, value in (metrics or {}).items()]
@@ -219,7 +227,8 @@ def score_text(
 
 def _last_score(summary: Summary) -> str:
     """Format the last evaluation, and the number of rounds done if there are more."""
-    text = score_text(summary.accuracy, summary.loss, summary.calibration_error, summary.temperature, summary.metrics)
+    scores = summary.calibration_error, summary.temperature, summary.constant_loss, summary.metrics
+    text = score_text(summary.accuracy, summary.loss, *scores)
     at = summary.curve[-1].round if summary.curve else summary.rounds
     return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
 

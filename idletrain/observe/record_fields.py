@@ -53,7 +53,7 @@ COUNTS = (
 )
 NUMBERS = "t s seconds train_seconds kept_seconds commit_seconds pull_seconds push_seconds norm_fraction least_trained"
 OPTIONAL_NUMBERS = "target usd_per_hour on_demand_usd_per_hour"  # without a target; of a machine without a known price
-SCORES = "accuracy loss calibration_error temperature value"
+SCORES = "accuracy loss calibration_error temperature constant_loss value"
 TEXTS = "metric run name cause reason status reply ended instance role type zone market run_dir device cohort version"
 KINDS_OF_VALUE: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(COUNTS.split(), _is_count),

@@ -35,8 +35,8 @@ and `kind`. The kinds and their fields:
                      compute, push, commit), loss (mean training loss of the subnets' last steps), under
                      preemption.policy: rolling least_trained (the least steps of a neuron, over the mean's), and with
                      a forecast expected (likewise)
-    evaluated        round, accuracy, loss, calibration_error, temperature, metrics (by name; null where one is no
-                     number), seconds
+    evaluated        round, accuracy, loss, calibration_error, temperature, constant_loss (of the best prediction that
+                     is the same for all samples), metrics (by name; null where one is no number), seconds
     best             round, metric, value (the best network so far; its snapshot is kept)
     warning          round, reason (the assembled network is much worse than its subnets)
     snapshot         round, seconds
@@ -46,8 +46,8 @@ and `kind`. The kinds and their fields:
     instance_ended   instance, reason
     spot_price       type, zone, usd_per_hour
     waiting          reason
-    run_ended        status, rounds, accuracy, loss, calibration_error, temperature, metrics, best_round, params_sha256,
-                     run_dir, reason (where it failed or stopped early)
+    run_ended        status, rounds, accuracy, loss, calibration_error, temperature, constant_loss, metrics, best_round,
+                     params_sha256, run_dir, reason (where it failed or stopped early)
 
 Under preemption.policy: rolling the `round` of a subnet's kinds (leased to attempt_ended) is how many subnets its lane
 had before; that of all others is the clock's, as a neuron has had on average.

@@ -148,6 +148,7 @@ class RunTotals:
     loss: float | None = None
     calibration_error: float | None = None
     temperature: float | None = None
+    constant_loss: float | None = None
     train_loss: float | None = None
     least_trained: float | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)

@@ -48,6 +48,7 @@ class Summary(RunTotals):
             "loss": self.loss,
             "calibration_error": self.calibration_error,
             "temperature": self.temperature,
+            "constant_loss": self.constant_loss,
             "train_loss": self.train_loss,
             "least_trained": self.least_trained,
             "metrics": dict(self.metrics),
@@ -225,7 +226,7 @@ def _committed(summary: RunTotals, event: Record) -> None:
 def _evaluated(summary: RunTotals, event: Record) -> None:
     summary.accuracy, summary.loss = event["accuracy"], event["loss"]
     summary.calibration_error, summary.temperature = event.get("calibration_error"), event.get("temperature")
-    summary.metrics = event.get("metrics", {})
+    summary.constant_loss, summary.metrics = event.get("constant_loss"), event.get("metrics", {})
     point = Evaluation(event["round"], summary.seconds, event["accuracy"], event["loss"], summary.metrics)
     summary.curve.append(point)
 

@@ -63,6 +63,7 @@ class RunOutcome:
     loss: float | None
     calibration_error: float | None = None
     temperature: float | None = None
+    constant_loss: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     best_round: int | None = None
 

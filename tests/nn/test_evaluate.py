@@ -64,7 +64,7 @@ def test_accuracy_of_yes_and_no_is_by_the_sign() -> None:
 def test_a_regression_has_a_loss_and_no_accuracy() -> None:
     assert score(
         Echo(), ArraySource(np.ones((4, 2), np.float32), np.zeros((4, 2), np.float32)), functional.mse_loss
-    ) == Score(None, 1.0)
+    ) == Score(None, 1.0, constant_loss=0.0)
 
 
 def test_ignored_labels_count_neither_for_accuracy_nor_for_loss() -> None:

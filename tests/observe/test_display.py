@@ -145,3 +145,12 @@ def test_the_display_fits_where_output_goes() -> None:
     assert isinstance(choose_display(True, Console(file=sys.stdout), Summary()), JsonDisplay)
     assert isinstance(choose_display(False, Console(file=io.StringIO()), Summary()), LineDisplay)
     assert isinstance(choose_display(False, Console(file=io.StringIO(), force_terminal=True), Summary()), ScreenDisplay)
+
+
+def test_a_network_that_is_no_better_than_a_constant_prediction_is_told_so() -> None:
+    summary = summary_of(CHURN)
+    told = "  warning: a prediction that is the same for all samples is as good"
+    assert "loss 0.5000 (a constant prediction's: 2.3000)" in "\n".join(final_lines(summary, "done"))
+    assert told not in final_lines(summary, "done")
+    summary.constant_loss = 0.5
+    assert told in final_lines(summary, "done")
