@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ class MachineProcess:
         parent: WarmParent,
     ) -> None:
         self.metadata = metadata
-        directory = Path(tempfile.mkdtemp(prefix=f"{instance}-"))  # mkdtemp's mode is 0700
+        self._directory = directory = Path(tempfile.mkdtemp(prefix=f"{instance}-"))  # mkdtemp's mode is 0700
         (directory / "tmp").mkdir()
         (directory / "bin").mkdir()
         _shim(directory / "bin" / "shutdown", "shutdown")
@@ -86,6 +87,10 @@ class MachineProcess:
         """Kill it as a power cut would; it is gone a moment later."""
         self.metadata.close()
         self._process.send_signal(signal.SIGTERM)
+
+    def clear(self) -> None:
+        """Delete what it has left: a supervisor that was ended before it began deletes nothing."""
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def wait(self) -> None:
         """Wait until it is gone."""
@@ -146,7 +151,7 @@ class MachineProcesses:
             self._keys.pop(machine.metadata.keys.id, None)
             machine.kill()
         for id_ in [id_ for id_, machine in self._dying.items() if machine.ended()]:
-            del self._dying[id_]
+            self._dying.pop(id_).clear()
 
     def running(self) -> frozenset[str]:
         """Return the instances whose machines were started and not killed."""
@@ -167,6 +172,7 @@ class MachineProcesses:
         self.keep_only(())
         for machine in self._dying.values():
             machine.wait()
+            machine.clear()
 
 
 def _environment(directory: Path, endpoint: str, metadata: str) -> dict[str, str]:

@@ -84,6 +84,7 @@ class Machine:
     """
 
     def __init__(self, directory: str, command: Sequence[str]) -> None:
+        self._ended = False  # before a SIGTERM may say otherwise
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._woken)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -94,7 +95,6 @@ class Machine:
         self._door.listen()
         self._containers: dict[int, socket.socket] = {}  # the client of each, by its process id
         self._program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True).pid
-        self._ended = False
 
     def run(self) -> fork_server.Request | None:
         """Start and reap processes until the machine's end; return None, or in a container what it is to run."""

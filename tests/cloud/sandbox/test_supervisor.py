@@ -47,6 +47,32 @@ def test_on_a_signal_all_descendants_die_and_the_directory_goes(tmp_path: Path, 
     assert not directory.exists()
 
 
+# What becomes of a machine that is terminated while its program starts.
+AT_ITS_START = """
+import os, signal, subprocess, sys
+from idletrain.cloud.sandbox import supervisor
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Popen
+supervisor.main(*sys.argv[1:])
+"""
+
+
+def test_a_signal_while_the_program_starts_ends_the_machine_too(directory: Path) -> None:
+    command = [sys.executable, "-c", AT_ITS_START, str(directory), "sleep", "300"]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert not directory.exists()
+
+
 def test_when_the_program_ends_its_strays_die_too(tmp_path: Path, directory: Path) -> None:
     process = start(directory, "bash", "-c", f"(sleep 300 & echo $! > {tmp_path / 'pid'}); exit 3")
     process.wait(10)
