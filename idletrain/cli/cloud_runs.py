@@ -23,7 +23,7 @@ def down(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -> Non
     from idletrain.cloud.machines import TAG
     from idletrain.cloud.teardown import take_down
 
-    place = find_run(name, cloud, region, here=False)
+    place = find_run(name, cloud, region, here="never")
     with place.account() as account:
         prefix, run = named_prefix(account, place.run), place.name
         tagged = [item.tags.get(TAG + "prefix") for item in (*account.instances(run), *account.remnants(run))]
@@ -46,7 +46,7 @@ def show_cost(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Show what a run has cost, what it would have cost on demand, and what preemption wasted."""
-    totals = bill_of(events_of(find_run(name, cloud, region)))
+    totals = bill_of(events_of(find_run(name, cloud, region, here="otherwise")))
     from idletrain.observe.report import cost_line
 
     typer.echo(json.dumps(totals) if as_json else cost_line(totals))
@@ -67,7 +67,7 @@ def logs(
     from idletrain.observe.display import LineDisplay, folding
     from idletrain.observe.summary import Summary
 
-    place, summary = find_run(name, cloud, region), Summary()
+    place, summary = find_run(name, cloud, region, here="otherwise"), Summary()
     sink = folding(summary, LineDisplay(sys.stdout, summary))
     if place.cloud is None:
         if node or follow:
@@ -98,7 +98,7 @@ def interrupt(
     """Give a node notice as if the cloud reclaimed it: a rehearsal of a spot interruption."""
     from idletrain.cloud.machines import TAG
 
-    place = find_run(name, cloud, region, here=False)
+    place = find_run(name, cloud, region, here="never")
     with place.account() as account:
         nodes = [i for i in account.instances(place.name, ("running",)) if i.role == "worker"]
         chosen = [i.id for i in sorted(nodes, key=lambda i: (i.launched_at, i.id)) if node in (None, i.id)][:1]
@@ -112,7 +112,7 @@ def interrupt(
 @app.command(rich_help_panel="Cloud")
 def dashboard(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -> None:
     """Open a tunnel to a run's Dask dashboard, which listens on its head's loopback alone."""
-    place = find_run(name, cloud, region, here=False)
+    place = find_run(name, cloud, region, here="never")
     with place.account() as account:
         events = read_events(named_prefix(account, place.run))
         pages = [event["dashboard"] for event in events if event["kind"] == "run_started"]

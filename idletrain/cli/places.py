@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from idletrain.cli.arguments import run_dir_of
 from idletrain.errors import JobError, RunError, reading
@@ -100,19 +100,25 @@ def _is_open(place: Place) -> bool:
     return False
 
 
-def find_run(run: str, cloud: str | None = None, region: str | None = None, *, here: bool = True) -> Place:
+def find_run(
+    run: str,
+    cloud: str | None = None,
+    region: str | None = None,
+    *,
+    here: Literal["too", "otherwise", "never"] = "too",
+) -> Place:
     """Return where a run is: in the directory of that name, or where it was launched from this machine.
 
     Args:
         run: Its name, directory or s3:// prefix.
         cloud: The cloud that it is in, if the user says so.
         region: The region that it is in, if the user says so.
-        here: Whether it may be in a directory of this machine.
+        here: Whether it may be in a directory of this machine: as well as in a cloud, where no cloud has it, or never.
 
     Raises:
         JobError: there is one of that name in several places.
     """
-    is_url, told = run.startswith("s3://"), bool(cloud or region or not here)
+    is_url, told = run.startswith("s3://"), bool(cloud or region or here == "never")
     if "/" in run and not is_url and not told:
         return Place(run)
     places = [
@@ -122,7 +128,7 @@ def find_run(run: str, cloud: str | None = None, region: str | None = None, *, h
         and cloud in (None, place.cloud)
         and region in (None, place.region)
     ]
-    if not told and not is_url and run_dir_of(run).exists():
+    if not told and not is_url and run_dir_of(run).exists() and (here == "too" or not places):
         places.insert(0, Place(str(run_dir_of(run))))
     if len(places) > 1:
         where = " and in ".join(place.text for place in places)

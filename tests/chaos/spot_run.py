@@ -51,7 +51,8 @@ class Launcher:
         self.prefix = S3Prefix.at(f"s3://{account.bucket}/runs/{self.name}", account.s3)
         self._out = place / f"out-{time.monotonic_ns()}"
         command = [*IDLETRAIN, "launch", str(place / "job.yaml"), "--spot", "--cloud", "sandbox", "--json", *options]
-        environment = {**os.environ, **cloud.environment, "HOME": str(place)}
+        own = {"HOME": str(place), "XDG_STATE_HOME": str(place / "state")}  # other tests have runs of this name
+        environment = {**os.environ, **cloud.environment, **own}
         self.process = warm.start(command, environment, self._out, place)
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:

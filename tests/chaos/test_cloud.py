@@ -312,9 +312,11 @@ def test_a_launch_asks_before_it_makes_anything_and_detached_goes_on_by_itself(
     tree = {**job_tree("asked"), "cloud": {"region": cloud.region, "image": "idletrain"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
 
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+
     def launch(answer: str) -> subprocess.CompletedProcess[str]:
         command = [*IDLETRAIN, "launch", str(tmp_path / "job.yaml"), "--spot", "--cloud", "aws", "--detach"]
-        return warm.run(command, folder=tmp_path, given=answer)
+        return warm.run(command, folder=tmp_path, given=answer, environment=environment)
 
     declined = launch("n\n")
     assert (declined.returncode, "Start it? [y/N]" in declined.stdout) == (130, True), declined.stderr
@@ -359,7 +361,7 @@ def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path)
         "--json",
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    environment["HOME"] = str(tmp_path)
+    environment |= {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell put into the background
     errors = (tmp_path / "errors").open("w+")
     with (

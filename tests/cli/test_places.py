@@ -29,7 +29,7 @@ def test_a_name_that_nobody_knows_is_below_runs_or_where_the_user_says() -> None
     assert find_run("night") == Place("runs/night")
     assert find_run("night", "sandbox") == Place("night", "sandbox")
     assert find_run("night", region="eu-west-2") == Place("night", "aws", "eu-west-2")
-    assert find_run("night", here=False) == Place("night", "aws")
+    assert find_run("night", here="never") == Place("night", "aws")
     assert find_run("s3://mine/runs/night") == Place("s3://mine/runs/night", "aws")
 
 
@@ -50,10 +50,11 @@ def test_a_name_of_several_runs_is_asked_for() -> None:
     with pytest.raises(JobError, match="there is a run night in runs/night and in aws eu-west-1; name its directory"):
         find_run("night")
     assert find_run("runs/night") == Place("runs/night")
-    assert find_run("night", here=False) == find_run("night", "aws") == NIGHT
+    assert find_run("night", here="never") == find_run("night", "aws") == NIGHT
+    assert find_run("night", here="otherwise") == NIGHT  # of commands about clouds
     note_launch(Place("night", "aws", "eu-west-2"))
     with pytest.raises(JobError, match="in aws eu-west-1 and in aws eu-west-2"):
-        find_run("night", here=False)
+        find_run("night", here="never")
     assert find_run("night", region="eu-west-1") == NIGHT
 
 
@@ -64,6 +65,8 @@ def test_a_rehearsal_is_known_as_long_as_it_goes_on(account: Account) -> None:
     assert noted() == [going_on]
     assert find_run("night") == going_on
     assert find_run("old") == Place("runs/old")
+    Path("runs/old").mkdir(parents=True)
+    assert find_run("old", here="otherwise") == Place("runs/old")
 
 
 def test_damaged_notes_and_a_folder_that_cannot_be_written_are_no_trouble(here: Path) -> None:

@@ -74,6 +74,7 @@ def shell(folder: Path, cloud: Sandbox, account: Any, monkeypatch: pytest.Monkey
     """The shell of a page, whose AWS account is a rehearsal cloud."""
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))  # other pages have runs of these names
     opened = Shell(folder, cloud)
     yield opened
     opened.kill()
