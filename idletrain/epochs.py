@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from idletrain.errors import JobError
 from idletrain.job import Job, TrainingSettings
-from idletrain.nn.data.streams import StreamSource
+from idletrain.nn.data.streams import known_length
 from idletrain.nn.prepare import Prepared
 
 
@@ -19,11 +19,11 @@ def with_rounds(job: Job, prepared: Prepared) -> tuple[Job, Prepared]:
     """
     if job.training.epochs is None:
         return job, prepared
-    samples = prepared.program.source.open()
-    if isinstance(samples, StreamSource) and not samples.is_whole:
+    samples = known_length(prepared.program.source.open())
+    if samples is None:
         raise JobError("training.epochs: how many samples the stream has is not known; give rounds instead")
     slack = job.training.slack if job.preemption.policy == "rolling" else 0.0
-    rounds = _rounds_of(job.training.epochs, len(samples), prepared.program.training, slack)
+    rounds = _rounds_of(job.training.epochs, samples, prepared.program.training, slack)
     training = job.training.model_copy(update={"rounds": rounds})
     program = replace(prepared.program, training=prepared.program.training.model_copy(update={"rounds": rounds}))
     return job.model_copy(update={"training": training}), replace(prepared, program=program)

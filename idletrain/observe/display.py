@@ -182,11 +182,12 @@ def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[s
         why_low: Where the time went that trained nothing (see `time_use.why_low`).
     """
     goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}" + (f" ({why_low})" if why_low else "")
+    epochs = "" if summary.epochs is None else f", {summary.epochs:.1f} epochs,"
     return [
         status_text,
         f"  {_last_score(summary)}",
         *([f"  best {b['metric']} {b['value']:.4f} after {b['round']} rounds"] if (b := summary.best) else []),
-        f"  {summary.local_steps} local steps in {summary.seconds:.0f} s",
+        f"  {summary.local_steps} local steps{epochs} in {summary.seconds:.0f} s",
         f"  preemptions: {summary.notices} with notice, {summary.kills} without",
         f"  {summary.reissues} subnets were leased again to other workers, {summary.backups} slow ones a second time",
         f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
@@ -256,10 +257,12 @@ def _progress(summary: Summary, separator: str = "  ") -> str:
     if summary.round_seconds:
         left = (summary.total_rounds - summary.rounds) * summary.round_seconds
         rate = (summary.bytes_down + summary.bytes_up) / max(summary.seconds, 1e-9) / 1e6
-        speed = f"  {summary.steps_per_second:.0f} steps/s  {rate:.1f} MB/s  ETA {left:.0f} s"
+        speed = f"  {summary.steps_per_second:.0f} steps/s ({summary.samples_per_second:,.0f} samples/s)"
+        speed += f"  {rate:.1f} MB/s  ETA {left:.0f} s"
     alive = sum(worker.left is None for worker in summary.workers.values())
     score = f"  {score_text(summary.accuracy, summary.loss)}" if summary.curve else ""
-    return f"round {summary.rounds}/{summary.total_rounds}{score}{separator}{alive} workers{speed}{goodput}"
+    epochs = "" if summary.epochs is None else f" ({summary.epochs:.1f} epochs)"
+    return f"round {summary.rounds}/{summary.total_rounds}{epochs}{score}{separator}{alive} workers{speed}{goodput}"
 
 
 def _bar(share: float) -> str:

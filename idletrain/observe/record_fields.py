@@ -51,8 +51,11 @@ COUNTS = (
     "round rounds subnet attempt steps step kept_steps lost_steps bytes bytes_down bytes_up memory_bytes pid "
     "parameters resumed_at local_steps phase copies"
 )
-NUMBERS = "t s seconds train_seconds kept_seconds commit_seconds pull_seconds push_seconds norm_fraction least_trained"
-OPTIONAL_NUMBERS = "target usd_per_hour on_demand_usd_per_hour"  # without a target; of a machine without a known price
+NUMBERS = (
+    "t s seconds train_seconds kept_seconds commit_seconds pull_seconds push_seconds norm_fraction least_trained lr "
+    "samples_a_step"
+)
+OPTIONAL_NUMBERS = "target usd_per_hour on_demand_usd_per_hour samples"  # of a job, machine or stream without one
 SCORES = "accuracy loss calibration_error temperature constant_loss value"
 TEXTS = "metric run name cause reason status reply ended instance role type zone market run_dir device cohort version"
 KINDS_OF_VALUE: Mapping[str, Callable[[Any], bool]] = {

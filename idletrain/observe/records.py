@@ -4,9 +4,10 @@ Every line has `v` (the schema's version), `t` (seconds since the Unix epoch), `
 and `kind`. The kinds and their fields:
 
     run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
-                     run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange, better (`higher`
-                     or `lower` by metric), and with a forecast expected (a round's seconds: pull, compute, push,
-                     commit) and why; of sparse rows data (rows, features, labels, without_labels, repaired_rows)
+                     samples (of the training data; null if unknown), samples_a_step, run_dir, dashboard,
+                     dashboard_note, command, job, versions, hardware, exchange, better (`higher` or `lower` by
+                     metric), and with a forecast expected (a round's seconds: pull, compute, push, commit) and why; of
+                     sparse rows data (rows, features, labels, without_labels, repaired_rows)
     phase_started    round, phase, subnets, copies, local_steps (where training.phases are several; the first one's are
                      those of run_started)
     worker_joining   worker
@@ -32,9 +33,9 @@ and `kind`. The kinds and their fields:
                      and dropped_bytes (no longer accepted); of a very wide output sampler_draws and
                      sampler_fallbacks (batches for which nothing was retrieved); in lockstep peer_bytes
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
-                     compute, push, commit), loss (mean training loss of the subnets' last steps), under
-                     preemption.policy: rolling least_trained (the least steps of a neuron, over the mean's), and with
-                     a forecast expected (likewise)
+                     compute, push, commit), loss (mean training loss of the subnets' last steps), lr (learning rate of
+                     the last step), under preemption.policy: rolling least_trained (the least steps of a neuron, over
+                     the mean's), and with a forecast expected (likewise)
     evaluated        round, accuracy, loss, calibration_error, temperature, constant_loss (of the best prediction that
                      is the same for all samples), metrics (by name; null where one is no number), seconds
     best             round, metric, value (the best network so far; its snapshot is kept)

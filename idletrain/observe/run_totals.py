@@ -94,6 +94,9 @@ class RunTotals:
     Attributes:
         updated: Unix time of the last event.
         head_sessions: How often a head started the run.
+        samples: Samples of the training data; None if unknown.
+        samples_a_step: Samples of a local step.
+        lr: Learning rate of the last committed step.
         useful_seconds: Node-seconds of steps that are committed or staged.
         workers: Workers by address; `former` holds those whose address another worker has now.
         joining: By address, when a worker that is not ready yet was first seen.
@@ -126,6 +129,9 @@ class RunTotals:
     updated: float = 0.0
     began: float = 0.0
     head_sessions: int = 0
+    samples: int | None = None
+    samples_a_step: float = 0.0
+    lr: float | None = None
     useful_seconds: float = 0.0
     notices: int = 0
     kills: int = 0
@@ -174,6 +180,16 @@ class RunTotals:
     def all_workers(self) -> list[WorkerView]:
         """Return all workers that ever joined, in order."""
         return sorted([*self.former, *self.workers.values()], key=lambda worker: worker.joined)
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the committed steps have passed over the training data; None if its length is unknown."""
+        return self.local_steps * self.samples_a_step / self.samples if self.samples else None
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples of the last round's committed steps over its seconds."""
+        return self.steps_per_second * self.samples_a_step
 
     @property
     def alive_seconds(self) -> float:

@@ -1,7 +1,8 @@
 """Build a run's view: its present state as plain JSON, from which the dashboard page, metrics and reports are made.
 
     run, status, note, method, policy, run_dir, seconds, updated (Unix), heard_seconds (since then), allow_control
-    rounds, total_rounds, subnets, local_steps, local_steps_each, steps_per_second, round_seconds, eta_seconds
+    rounds, total_rounds, subnets, local_steps, local_steps_each, steps_per_second,
+    samples_per_second, epochs, lr, round_seconds, eta_seconds
     accuracy, loss, target, curve [[round, seconds, accuracy, loss]], preempted [[seconds, round, cause, name]]
     metrics {name: value}, metric_curves {name: {better ("higher", "lower" or ""), points [[round, seconds, value]]}}
     goodput, preemptions {notice, kill}, reissues, backups, salvaged_steps, lost_steps, lost_by_cause {cause: steps}
@@ -52,6 +53,9 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
         **{key: getattr(summary, key) for key in ("rounds", "total_rounds", "subnets", "local_steps")},
         "local_steps_each": summary.local_steps_each,
         "steps_per_second": summary.steps_per_second,
+        "samples_per_second": summary.samples_per_second,
+        "epochs": summary.epochs,
+        "lr": summary.lr,
         "round_seconds": summary.round_seconds,
         "eta_seconds": left_rounds * summary.round_seconds if live and summary.round_seconds else None,
         "accuracy": _finite(summary.accuracy),

@@ -34,8 +34,19 @@ class Summary(RunTotals):
     def round_record(self, event: Record) -> dict[str, Any]:
         """Return a committed round, which the summary already holds, as one JSON object."""
         record = self.as_record()
-        keys = ("rounds", "local_steps", "accuracy", "loss", "train_loss", "seconds", "goodput", "preemptions")
-        return {"round": event["round"], "round_seconds": event["seconds"], **{key: record[key] for key in keys}}
+        keys = (
+            "rounds",
+            "local_steps",
+            "epochs",
+            "accuracy",
+            "loss",
+            "train_loss",
+            "seconds",
+            "goodput",
+            "preemptions",
+        )
+        own = {"round": event["round"], "round_seconds": event["seconds"], "lr": self.lr}
+        return own | {key: record[key] for key in keys}
 
     def as_record(self) -> dict[str, Any]:
         """Return the run as one JSON object."""
@@ -44,6 +55,7 @@ class Summary(RunTotals):
             "run": self.run,
             "rounds": self.rounds,
             "local_steps": self.local_steps,
+            "epochs": None if self.epochs is None else round(self.epochs, 4),
             "accuracy": self.accuracy,
             "loss": self.loss,
             "calibration_error": self.calibration_error,
@@ -91,6 +103,7 @@ def _started(summary: RunTotals, event: Record) -> None:
         setattr(summary, field_, event[field_])
     summary.policy, summary.method = event.get("policy", ""), event.get("method", "")
     summary.local_steps_each = event.get("local_steps", 0)
+    summary.samples, summary.samples_a_step = event.get("samples"), event.get("samples_a_step", 0.0)
     summary.total_rounds, summary.rounds = event["rounds"], event["resumed_at"]
     summary.began, summary.better = summary.began or event.get("t", 0.0), event.get("better", {})
     summary.settings = {
@@ -209,7 +222,7 @@ def _end_leases(summary: RunTotals, address: str) -> None:
 def _committed(summary: RunTotals, event: Record) -> None:
     summary.rounds = event["round"] + 1
     summary.local_steps += event["steps"]
-    summary.train_loss = event.get("loss", summary.train_loss)
+    summary.train_loss, summary.lr = event.get("loss", summary.train_loss), event.get("lr", summary.lr)
     summary.least_trained = event.get("least_trained", summary.least_trained)
     summary.bytes_down += event["bytes_down"]
     summary.bytes_up += event["bytes_up"]

@@ -90,6 +90,7 @@ class Commits:
     ) -> float:
         """Record a committed round, and return when it ended."""
         self._subnet_loss = _mean_loss(self._uploads.losses, staged)
+        program, step = self._run.program, self._run.program.steps_before(round_ + 1) - 1
         ended, traffic = time.monotonic(), (self._store.bytes_down, self._store.bytes_up)
         self._run.record(
             "round_committed",
@@ -101,6 +102,7 @@ class Commits:
             bytes_up=traffic[1] - self._traffic[1],
             shares=[spec.share for spec in specs],
             loss=self._subnet_loss,
+            lr=program.training.optimizer.lr * program.lr_factor(step),
             **self._pace(),
         )
         self._traffic, self._opened_at = traffic, ended

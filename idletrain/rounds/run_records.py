@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from idletrain.cluster.local import last_lines
+from idletrain.nn.data.streams import known_length
 from idletrain.phases import TrainingPhase
 from idletrain.rounds import protocol
 from idletrain.rounds.membership import Membership
@@ -35,6 +36,8 @@ def record_start(run: RunContext, about: Mapping[str, Any]) -> None:
         method=training.method,
         local_steps=phase.local_steps,
         exchange=training.exchange.model_dump(),
+        samples=known_length(run.program.source.open()),
+        samples_a_step=training.batch_size / (phase.subnets if training.mode == "lockstep" else 1),
         parameters=sum(tensor.numel() for tensor in run.directory.network.values),
         groups={group.name: group.size for group in run.program.layout.groups},
         resumed_at=run.directory.round,

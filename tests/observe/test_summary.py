@@ -12,6 +12,7 @@ RECORD_KEYS = {
     "run",
     "rounds",
     "local_steps",
+    "epochs",
     "accuracy",
     "loss",
     "calibration_error",
@@ -150,6 +151,7 @@ def test_the_sum_of_a_churned_run() -> None:
         "run": "demo",
         "rounds": 1,
         "local_steps": 100,
+        "epochs": None,
         "accuracy": 0.8,
         "loss": 0.5,
         "calibration_error": 0.02,
@@ -319,6 +321,8 @@ def test_a_round_s_record_is_the_sum_so_far() -> None:
         "round_seconds": 2.0,
         "rounds": 1,
         "local_steps": 100,
+        "epochs": None,
+        "lr": None,
         "accuracy": None,
         "loss": None,
         "train_loss": 0.4,
@@ -326,6 +330,15 @@ def test_a_round_s_record_is_the_sum_so_far() -> None:
         "goodput": None,
         "preemptions": {"notice": 0, "kill": 0},
     }
+
+
+def test_steps_are_passes_over_the_data_and_samples_a_second() -> None:
+    run = {**started(), "samples": 1600, "samples_a_step": 32.0}
+    summary = summary_of([run, {**committed(2.0, 0), "lr": 0.05}])
+    record = summary.round_record(committed(2.0, 0))
+    assert (record["epochs"], record["lr"]) == (100 * 32 / 1600, 0.05)
+    assert summary.samples_per_second == 100 / 2.0 * 32
+    assert "  100 local steps, 2.0 epochs, in 2 s" in final_lines(summary, "done")
 
 
 def test_without_rounds_an_update_is_accepted_as_it_comes_and_the_least_trained_neuron_is_told() -> None:

@@ -63,6 +63,11 @@ class StreamPlace:
         return position if position and fits and position.number <= self.number else None
 
 
+def known_length(samples: Any) -> int | None:
+    """Return how many samples there are; None of a stream that is not read to its end."""
+    return None if isinstance(samples, StreamSource) and not samples.is_whole else len(samples)
+
+
 @dataclass(frozen=True)
 class StreamSource:
     """A stream as samples: its leading items by number, and all of it by `StreamPlace`.
