@@ -11,9 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from idletrain.api import FitResult, fit
+    from idletrain.api import fit
     from idletrain.errors import DamageError, IdletrainError, JobError, RefusedError, RunError
     from idletrain.estimators import IdletrainClassifier, IdletrainRegressor
+    from idletrain.fit_result import FitResult
 
 __all__ = [
     "DamageError",
@@ -35,7 +36,7 @@ def __getattr__(name: str) -> "Any":
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("idletrain")
     if name in __all__:
-        api = ("fit", "FitResult")
-        module = "api" if name in api else "errors" if name.endswith("Error") else "estimators"
+        own = {"fit": "api", "FitResult": "fit_result"}
+        module = own.get(name) or ("errors" if name.endswith("Error") else "estimators")
         return getattr(importlib.import_module(f"idletrain.{module}"), name)
     raise AttributeError(f"module 'idletrain' has no attribute {name!r}")

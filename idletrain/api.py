@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,11 @@ from idletrain.autotune.forecast import FleetFigures
 from idletrain.autotune.local_fleet import local_figures, steps_here
 from idletrain.autotune.probe import probe_fleet
 from idletrain.cluster.access import with_link
-from idletrain.errors import RefusedError, RunError, user_code
+from idletrain.errors import JobError, RefusedError, RunError, in_python, user_code
 from idletrain.export import finished_module
 from idletrain.fabric.measuring.cluster import existing_cluster
 from idletrain.fabric.measuring.nodes import occupied
+from idletrain.fit_result import FitResult
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.nn import travel
@@ -51,36 +54,8 @@ from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable.recovery import Restored, load_result
 from idletrain.run import Composition, RunOptions, compose
 
-SHOWN_SCORES = ("accuracy", "loss", "train_loss")  # of a result in one line
 
-
-@dataclass(frozen=True, repr=False)
-class FitResult:
-    """The result of a training.
-
-    Attributes:
-        module: The trained module, in evaluation mode, in the number formats of the one given, its BatchNorm statistics
-            estimated: the best one if `stop` says what tells it (`{"patience": 3}`, `{"metric": "accuracy"}`), else the
-            last one.
-        records: Every event of the run, in order (their fields are documented in `idletrain.observe.records`).
-        summary: Totals of the events: accuracy, goodput, preemptions, `params_sha256`, ...
-        run_dir: The directory that holds the run's durable state.
-        rounds: The rounds after which the module was so.
-    """
-
-    module: nn.Module
-    records: tuple[Record, ...]
-    summary: Mapping[str, Any]
-    run_dir: Path
-    rounds: int
-
-    def __repr__(self) -> str:
-        """Return one line: a notebook shows the result of its last call."""
-        scores = [f"{name} {self.summary[name]:.4g}" for name in SHOWN_SCORES if self.summary.get(name) is not None]
-        told = ", ".join([f"{self.rounds} rounds", *scores, str(self.run_dir)])
-        return f"FitResult({type(self.module).__name__}, {told})"
-
-
+@in_python()
 def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest are sections)
     module: nn.Module,
     train: Any,
@@ -164,6 +139,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
+    _check_arguments(sections)
     module = unwrapped(module)
     lightning, callbacks, held, factors = is_lightning(module), Callbacks(), module, None
     if lightning:
@@ -260,6 +236,21 @@ def _trained(
     if outcome.status == "stopped-early":
         _tell(f"stopped early: {summary.note}")
     return load_result(job.run_dir, prepared.program, job.stop.watched)
+
+
+def _check_arguments(sections: Mapping[str, Any]) -> None:
+    """Refuse arguments that `fit` does not have and a job file has no section for.
+
+    Raises:
+        JobError: there is one.
+    """
+    own = [name for name, kind in inspect.signature(fit).parameters.items() if kind.kind is not kind.VAR_KEYWORD]
+    known = [*own, *Job.model_fields]
+    for name in sections:
+        if name not in Job.model_fields:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"its arguments are {', '.join(own)}"
+            raise JobError(f"fit: {name} is no argument; {hint}")
 
 
 def _section(own: Mapping[str, Any], given: Any) -> Any:

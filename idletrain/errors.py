@@ -25,6 +25,11 @@ class IdletrainError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the text, and below it the traceback of what the user's own code raised."""
+        cause = traceback.format_exception(self.__cause__) if self.__cause__ else []
+        return [f"{type(self).__name__}: {self}", *"".join(cause).splitlines()]
+
 
 class JobError(IdletrainError):
     """The job or a command's arguments are wrong; nothing was started."""
@@ -66,6 +71,18 @@ def user_code(before: str, after: str = "", *, where: bool = False) -> Iterator[
         raise
     except (Exception, SystemExit) as error:
         raise JobError(before + (_placed(error) if where else _reason(error)) + after) from error
+
+
+@contextlib.contextmanager
+def in_python() -> Iterator[None]:
+    """Raise errors with the name of an argument in place of the command line's option."""
+    try:
+        yield
+    except IdletrainError as error:
+        error.args = tuple(str(text).replace("--resume", "resume=True") for text in error.args)
+        if isinstance(error, JobError):
+            error.faults = tuple(error.args[0].split("\n"))
+        raise
 
 
 @contextlib.contextmanager

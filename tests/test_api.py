@@ -26,12 +26,12 @@ from torchmetrics.classification import MulticlassF1Score
 
 import idletrain
 from idletrain import api
-from idletrain.api import FitResult
 from idletrain.cluster import dask_scheduler
 from idletrain.cluster.local import LocalFleet
 from idletrain.errors import JobError, RunError
 from idletrain.export import LoadedRun, load_run, saved_state
 from idletrain.fabric.measuring.cluster import existing_cluster
+from idletrain.fit_result import FitResult
 from idletrain.job_file import parse_job
 from idletrain.nn.data.known import digits
 from idletrain.nn.local_steps import BatchOrder
@@ -763,7 +763,13 @@ def test_fit_trains_a_lightning_module_as_its_step_and_optimizer_say(tmp_path: P
     assert torch.equal(loaded.body.first.weight, result.module.body.first.weight)
 
 
-def test_a_result_is_shown_in_one_line() -> None:
-    summary = {"accuracy": 0.98765, "loss": None, "train_loss": 0.25}
-    shown = FitResult(nn.Linear(2, 2), (), summary, Path("runs/fit"), 7)
-    assert repr(shown) == "FitResult(Linear, 7 rounds, accuracy 0.9877, train_loss 0.25, runs/fit)"
+def test_a_misspelt_argument_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(JobError, match=r"^fit: round is no argument; did you mean rounds\?$"):
+        idletrain.fit(nn.Linear(2, 2), (), round=3)  # type: ignore[arg-type]
+    with pytest.raises(JobError, match="fit: xyzzy is no argument; its arguments are module, train, test, loss, "):
+        idletrain.fit(nn.Linear(2, 2), (), xyzzy=3)  # type: ignore[arg-type]
+
+
+def test_errors_speak_of_arguments(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"there is no run gone in .* to resume; leave out resume=True"):
+        idletrain.fit(make_net(), digits()[0], name="gone", resume=True, run_dir=tmp_path)

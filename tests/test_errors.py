@@ -74,3 +74,21 @@ def test_whatever_a_damaged_file_leads_to_is_reported_by_what_was_read(raised: E
 def test_an_expected_error_while_reading_stays_as_it_is() -> None:
     with pytest.raises(errors.JobError, match=r"^a: b$"), errors.reading("x", "fix that"):
         raise errors.JobError("a: b")
+
+
+def test_a_notebook_shows_a_fault_in_its_own_lines_and_the_user_s_traceback() -> None:
+    assert errors.JobError(["a: x", "b: y"])._render_traceback_() == ["JobError: a: x\nb: y"]
+    with pytest.raises(errors.JobError) as caught, errors.user_code("model: (", ")"):
+        raise ValueError("wrong")
+    shown = caught.value._render_traceback_()
+    assert shown[0] == "JobError: model: (wrong)"
+    assert shown[1].startswith("Traceback")
+    assert shown[-1] == "ValueError: wrong"
+
+
+@pytest.mark.parametrize("error", [errors.JobError(["a", "add --resume"]), errors.RunError("add --resume")])
+def test_from_python_an_error_names_the_argument(error: errors.IdletrainError) -> None:
+    with pytest.raises(type(error)) as caught, errors.in_python():
+        raise error
+    assert str(caught.value).endswith("add resume=True")
+    assert getattr(caught.value, "faults", ("add resume=True",))[-1] == "add resume=True"

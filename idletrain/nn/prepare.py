@@ -20,7 +20,7 @@ from idletrain.nn.buffers import traveling_rules
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
 from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import is_joined
-from idletrain.nn.data.streams import StreamSource
+from idletrain.nn.data.streams import StreamSource, known_length
 from idletrain.nn.evaluate import is_of_classes
 from idletrain.nn.faults import FAULTY, FaultCollector, made, resolve
 from idletrain.nn.ist.frozen import without_frozen
@@ -216,8 +216,16 @@ def _prepare(
     program = replace(program, joined=is_joined(*pair) or is_joined(*trial), precision=precision)
     program = replace(program, micro_batch=_micro_batch(program))
     network = tuple(tensor_of(module, t.name).detach() for t in layout.tensors)
-    notes = (*how.notes, *([module_checks.COMPILED_NOTE] if compiled else []))
+    notes = (*how.notes, *([module_checks.COMPILED_NOTE] if compiled else []), *_size_notes(samples, training))
     return Prepared(program, network, module, test, fallback, notes, measured)
+
+
+def _size_notes(samples: Samples, training: TrainingSettings) -> list[str]:
+    """Return what a step does with fewer samples than it takes."""
+    size, length = training.batch_size, known_length(samples)
+    if length is None or size <= length:
+        return []
+    return [f"training.batch_size: {size} is more than the {length} samples, so that a step has some of them again"]
 
 
 def _fit_test(how: Reading, test: Any) -> Any:
