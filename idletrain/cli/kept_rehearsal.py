@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from idletrain.cli.arguments import RUNS
+from idletrain.errors import IdletrainError
 
 if TYPE_CHECKING:
     from idletrain.storage import S3Prefix
@@ -19,10 +20,11 @@ def free_directory(name: str) -> Path:
     return next(RUNS / free for free in names if not (RUNS / free).exists())
 
 
-def keep(prefix: S3Prefix, directory: Path) -> bool:
-    """Copy a run from a rehearsal's bucket; return False if there is nothing of it, or nothing can be written.
+def keep(account: Any, prefix: S3Prefix, directory: Path) -> bool:
+    """Copy a run from a rehearsal's bucket; return False if there is nothing of it, or it cannot be copied.
 
     Args:
+        account: The rehearsal's account.
         prefix: The run's prefix.
         directory: A directory that does not exist.
     """
@@ -31,13 +33,14 @@ def keep(prefix: S3Prefix, directory: Path) -> bool:
     from idletrain.rounds.durable import s3_mirror
 
     try:
-        if not s3_mirror.restore(prefix, directory):
-            return False
-        write_signed(directory / "job.json", (directory / "job.json").read_bytes())
-        for key in (MODEL_KEY, REPORT_KEY):
-            if key in prefix.names(key):
-                prefix.get_file(key, directory / key)
-    except OSError as error:
-        sys.stderr.write(f"idletrain: {directory} cannot keep the rehearsal ({error.strerror})\n")
+        with account.explained():
+            if not s3_mirror.restore(prefix, directory):
+                return False
+            write_signed(directory / "job.json", (directory / "job.json").read_bytes())
+            for key in (MODEL_KEY, REPORT_KEY):
+                if key in prefix.names(key):
+                    prefix.get_file(key, directory / key)
+    except (OSError, IdletrainError) as error:  # the launch's own end is what the user is to see
+        sys.stderr.write(f"idletrain: {directory} cannot keep the rehearsal ({error})\n")
         return False
     return True

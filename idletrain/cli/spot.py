@@ -136,7 +136,7 @@ def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, 
     except KeyboardInterrupt:
         ended = None
     finally:
-        is_kept = kept is not None and kept_rehearsal.keep(prefix, kept)
+        is_kept = kept is not None and kept_rehearsal.keep(account, prefix, kept)
     if ended is None:
         typer.echo(provider.interrupted_text(run.run, str(kept) if is_kept else "" if kept else address), err=True)
         raise KeyboardInterrupt
