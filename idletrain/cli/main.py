@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, train, watch, worker
+from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, sweep, train, watch, worker
 from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 the run cannot go on, 2 a wrong job or argument, 3 a bug, 130 interrupted.",
 )
-for group in (start, train, simulate, watch, runs, cloud, cloud_runs, fabric, worker):
+for group in (start, train, sweep, simulate, watch, runs, cloud, cloud_runs, fabric, worker):
     app.add_typer(group.app)
 app.add_typer(schedule.app, name="schedule", rich_help_panel="Schedule")
 

@@ -33,6 +33,8 @@ from idletrain.observe import display, records, report
 from idletrain.rounds.durable import history, module_state, recovery, snapshots, updates, write_ahead_log
 from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.schedules.store import ScheduleStore
+from idletrain.sweeps import grid
+from idletrain.sweeps.results import ResultsFile
 
 RUN = Path("run")
 SNAPSHOT = RUN / "snapshots" / f"{1:08d}"
@@ -92,7 +94,7 @@ def snapshot_file(content: bytes) -> object:
 
 def small_file(content: bytes) -> object:
     """Small files of JSON; the first byte chooses which."""
-    kind, content = content[0] % 8 if content else 0, content[1:]
+    kind, content = content[0] % 10 if content else 0, content[1:]
     if kind == 0:
         file_of(content, "streams.json")
         return StreamPositions(Path()).at(0, 9)
@@ -108,6 +110,10 @@ def small_file(content: bytes) -> object:
         return probe.load_figures(Path(), "fleet", NOW)
     if kind == 7:
         return places.parse_note(content)
+    if kind == 8:
+        return ResultsFile(file_of(content, "runs/x.sweep.json")).read(["a"])
+    if kind == 9:
+        return grid.parse_varied(content.decode(errors="replace"))
     file_of(content, "schedules/night.json" if kind == 5 else "schedules/night.history.jsonl")
     store = ScheduleStore(Path("schedules"))
     return store.get("night") if kind == 5 else store.history("night")
@@ -251,6 +257,8 @@ READERS = {
             b"\5" + json.dumps(SCHEDULE).encode(),
             b'\6{"due": "2026-11-25T00:00:00+00:00", "run": "night-1", "started": null, "ended": null}',
             b'\7{"run": "night", "cloud": "aws", "region": "eu-west-1", "rehearsal": null}',
+            b'\x08{"a": {"state": "completed", "began": true, "values": [[1, 0.5]], "record": {}, "usd": 0.0}}',
+            b"\x09training.optimizer.lr=0.05,0.1",
         ),
         modules=(
             "rounds.durable.stream_positions",
@@ -260,6 +268,8 @@ READERS = {
             "autotune.probe",
             "schedules.store",
             "cli.places",
+            "sweeps.results",
+            "sweeps.grid",
         ),
         odd=(b"\3[]", b"\3x", b"\4" + b"[" * 2000),
     ),

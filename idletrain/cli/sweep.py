@@ -1,0 +1,169 @@
+"""Run one job with several settings: `idletrain sweep`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from idletrain.cli.arguments import RUNS, JobFile, read_job_file
+from idletrain.cli.cloud_records import bill_of
+from idletrain.cli.places import events_of, find_run
+from idletrain.cli.trust import import_from_here
+from idletrain.errors import JobError, RunError
+from idletrain.providers.protocol import CloudProvider, LaunchRequest
+from idletrain.providers.table import provider_named
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from idletrain.job import Job
+    from idletrain.sweeps.grid import SweepTrial
+    from idletrain.sweeps.results import SweepResult
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel="Train")
+def sweep(
+    job: JobFile,
+    varied: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            help="A setting and its values (training.optimizer.lr=0.05,0.1); repeat for more.",
+            metavar="PATH=A,B",
+            show_default=False,
+        ),
+    ],
+    parallel: Annotated[int, typer.Option(min=1, help="Trials that run at a time.")] = 1,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Stop trials that others are far ahead of (Optuna's successive halving).")
+    ] = False,
+    budget: Annotated[
+        str | None, typer.Option(help="USD that all trials together may cost.", metavar="5usd", show_default=False)
+    ] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Use this Dask cluster instead of local workers.")] = None,
+    cloud: Annotated[str | None, typer.Option(help="Where machines come from: aws, sandbox, ...")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Start machines that cost money without asking.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Train a job with each combination of settings. The same command goes on where it was stopped."""
+    import_from_here()
+    from idletrain.sweeps.grid import parse_varied, trials
+    from idletrain.sweeps.results import ResultsFile
+    from idletrain.sweeps.running import Sweep, SweepSettings
+
+    base = read_job_file(job, None)
+    found = trials(base.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])
+    budget_usd = parse_usd(budget) if budget else None
+    costs = _refuse(base, scheduler, cloud, budget_usd)
+    watched, better = _watched(base)
+    settings = SweepSettings(
+        options=[*(("--scheduler", scheduler) if scheduler else ()), *(("--cloud", cloud, "--yes") if cloud else ())],
+        parallel=parallel,
+        watched=watched,
+        better=better,
+        prune=prune,
+        budget_usd=budget_usd,
+        cost_of=cost_of,
+        report=lambda line: typer.echo(f"idletrain: {line}", err=True),
+    )
+    under_way = Sweep(found, ResultsFile(RUNS / f"{base.name}.sweep.json"), settings)
+    if costs and not yes:
+        typer.confirm(f"{len(found)} trials, for ${budget_usd:.2f} at most. Start?", abort=True)
+    asyncio.run(under_way.run())
+    results = under_way.results
+    if as_json:
+        typer.echo(json.dumps([{**asdict(results[t.job.name]), "name": t.job.name, "set": t.values} for t in found]))
+    else:
+        from rich.console import Console
+
+        Console().print(_table(found, results, watched, better))
+    if left := [name for name, result in results.items() if not result.ended]:
+        raise RunError(f"{len(left)} of {len(found)} trials did not end: {left[0]}: {results[left[0]].state}")
+
+
+def parse_usd(text: str) -> float:
+    """Parse an amount such as 5usd, $5 or 5.
+
+    Raises:
+        JobError: it is none.
+    """
+    try:
+        amount = float(text.lower().strip().removeprefix("$").removesuffix("usd"))
+    except ValueError:
+        amount = math.nan
+    if not 0 < amount < math.inf:
+        raise JobError(f"--budget: {text!r} should be an amount such as 5usd")
+    return amount
+
+
+def cost_of(record: Mapping[str, Any]) -> float:
+    """Return what a run has cost, in USD; nothing on this machine."""
+    return bill_of(events_of(find_run(str(record["run_dir"]).removesuffix("/"))))["spent_usd"] or 0.0
+
+
+def _refuse(job: Job, scheduler: str | None, cloud: str | None, budget_usd: float | None) -> bool:
+    """Return whether trials cost money.
+
+    Raises:
+        JobError: the provider refuses the job, or the trials have no budget.
+    """
+    provider = provider_named(cloud or ("scheduler" if scheduler else "local"), LaunchRequest(scheduler=scheduler))
+    costs = isinstance(provider, CloudProvider) and provider.costs_money
+    faults = provider.faults(job)
+    if costs and budget_usd is None:
+        faults.append("--budget: is missing; say what all trials together may cost, such as 5usd")
+    if faults:
+        raise JobError(faults)
+    return costs
+
+
+def _watched(job: Job) -> tuple[str, Literal["higher", "lower"]]:
+    """Return what tells a good trial, and which value of it is better: what the job watches, else the test loss."""
+    name = job.stop.watched or "loss"
+    own = job.training.metrics.get(name)
+    return name, (own and own.better) or ("lower" if name == "loss" else "higher")
+
+
+def _table(
+    found: Sequence[SweepTrial], results: Mapping[str, SweepResult], watched: str, better: Literal["higher", "lower"]
+) -> RenderableType:
+    """Return a table of the trials, the best first."""
+    from rich import box
+    from rich.table import Table
+
+    from idletrain.observe import charts
+    from idletrain.sweeps.grid import as_written
+
+    def rank(trial: SweepTrial) -> tuple[bool, float]:
+        value = results[trial.job.name].value
+        known = value is not None and math.isfinite(value)
+        return not known, (-value if better == "higher" else value) if known and value is not None else 0.0
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    paths = list(found[0].values)
+    for column in (*(path.rpartition(".")[2] for path in paths), "state", "rounds", watched, "time"):
+        table.add_column(column, justify="left" if column == "state" else "right")
+    priced = any(result.usd for result in results.values())
+    for column in ("cost",) if priced else ():
+        table.add_column(column, justify="right")
+    table.add_column("run")
+    for trial in sorted(found, key=rank):
+        result = results[trial.job.name]
+        table.add_row(
+            *(as_written(trial.values[path]) for path in paths),
+            result.state,
+            str(result.values[-1][0] if result.values else "-"),
+            charts.fixed(result.value),
+            charts.duration(result.record["seconds"]) if result.record else "-",
+            *((f"${result.usd:.2f}",) if priced else ()),
+            trial.job.name,
+        )
+    return table

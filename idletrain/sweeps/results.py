@@ -1,0 +1,79 @@
+"""Keep what a sweep's trials have come to, so that the same command goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from idletrain.errors import reading
+from idletrain.observe.records import DONE_STATUSES
+from idletrain.storage import write_whole
+
+PRUNED = "pruned"
+ENDED = (*DONE_STATUSES, PRUNED)
+
+
+@dataclass
+class SweepResult:
+    """What a trial has come to.
+
+    Attributes:
+        state: `waiting`, `running`, how its run ended, or `pruned`; else why it could not end.
+        began: Whether its run has a round, and so can be resumed.
+        values: Rounds and the watched value at each evaluation.
+        record: The run's summary, once it has one.
+        usd: What it has cost.
+    """
+
+    state: str = "waiting"
+    began: bool = False
+    values: list[tuple[int, float]] = field(default_factory=list)
+    record: dict[str, Any] = field(default_factory=dict)
+    usd: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it needs no further run."""
+        return self.state in ENDED
+
+    @property
+    def value(self) -> float | None:
+        """The last watched value."""
+        return self.values[-1][1] if self.values else None
+
+
+class ResultsFile:
+    """The results of a sweep's trials by their names, in a file.
+
+    Args:
+        path: The file; made with the first result.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, names: Sequence[str]) -> dict[str, SweepResult]:
+        """Return the trials' results so far.
+
+        Raises:
+            DamageError: the file does not hold them.
+        """
+        stored: Mapping[str, Any] = {}
+        with reading(self._path, "delete it to begin the sweep anew"):
+            if self._path.exists():
+                stored = dict(json.loads(self._path.read_bytes()).items())
+            return {name: _result(stored[name]) if name in stored else SweepResult() for name in names}
+
+    def write(self, results: Mapping[str, SweepResult]) -> None:
+        """Replace the file's content."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path, json.dumps({name: asdict(result) for name, result in results.items()}).encode())
+
+
+def _result(stored: Mapping[str, Any]) -> SweepResult:
+    values = [(int(rounds), float(value)) for rounds, value in stored["values"]]
+    record = {str(name): value for name, value in stored["record"].items()}
+    return SweepResult(str(stored["state"]), bool(stored["began"]), values, record, float(stored["usd"]))

@@ -1,0 +1,191 @@
+"""Run a sweep's trials, some side by side, each in a process of its own that ends with this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from idletrain.cluster import owned_process
+from idletrain.errors import IdletrainError
+from idletrain.job import Job
+from idletrain.observe.records import DONE_STATUSES
+from idletrain.sweeps.grid import SweepTrial
+from idletrain.sweeps.pruning import Halving
+from idletrain.sweeps.results import PRUNED, ResultsFile
+
+LEAST_USD = 0.01  # with less left no trial begins
+LONGEST_LINE = 1 << 20  # of a round's JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSettings:
+    """How trials run.
+
+    Attributes:
+        options: Arguments of `idletrain launch` that all of them have.
+        parallel: How many run at a time.
+        watched: What tells a good trial: `loss`, `accuracy` or a metric's name.
+        better: Which of two values of it is the better one.
+        prune: Whether trials that others are far ahead of are stopped.
+        budget_usd: What all of them together may cost, or None.
+        cost_of: Returns what a run has cost, from its summary.
+        report: Gets a line on what happens.
+    """
+
+    options: Sequence[str]
+    parallel: int
+    watched: str
+    better: Literal["higher", "lower"]
+    prune: bool
+    budget_usd: float | None
+    cost_of: Callable[[Mapping[str, Any]], float]
+    report: Callable[[str], None]
+
+
+class Sweep:
+    """The trials of a sweep under way.
+
+    Args:
+        trials: What to run.
+        file: Where their results are kept.
+        settings: How they run.
+
+    Attributes:
+        results: What they have come to, by name.
+
+    Raises:
+        JobError: they are to be pruned, and Optuna is not installed.
+        DamageError: the file does not hold results.
+    """
+
+    def __init__(self, trials: Sequence[SweepTrial], file: ResultsFile, settings: SweepSettings) -> None:
+        self._trials, self._file, self._settings = trials, file, settings
+        self.results = file.read([trial.job.name for trial in trials])
+        rounds = max(trial.job.training.rounds for trial in trials)
+        self._halving = Halving(rounds, settings.better) if settings.prune else None
+        self._reserved: dict[str, float] = {}  # budgets of those that run
+        for name, result in self.results.items():
+            if result.ended and self._halving:
+                for at, value in result.values:
+                    self._halving.report(name, at, value)
+                self._halving.end(name, None if result.state == PRUNED else result.value)
+
+    async def run(self) -> None:
+        """Run all trials that have not ended; stop those that run if this is cancelled."""
+        waiting = [trial for trial in self._trials if not self.results[trial.job.name].ended]
+        if done := len(self._trials) - len(waiting):
+            self._settings.report(f"{done} of {len(self._trials)} trials have ended before")
+        slots = asyncio.Semaphore(self._settings.parallel)
+
+        async def in_turn(trial: SweepTrial) -> None:
+            async with slots:
+                await self._run(trial)
+
+        async with asyncio.TaskGroup() as tasks:
+            for trial in waiting:
+                tasks.create_task(in_turn(trial))
+
+    async def _run(self, trial: SweepTrial) -> None:
+        name, result = trial.job.name, self.results[trial.job.name]
+        job = self._within_budget(trial.job)
+        if job is None:
+            result.state = "the budget is used up"
+            return
+        self._settings.report(f"{name} begins: {trial.text}")
+        with tempfile.TemporaryDirectory(prefix="idletrain-sweep-") as folder:
+            file, errors = Path(folder, "job.yaml"), Path(folder, "errors")
+            file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_unset=True)))
+            result.state = "running"
+            code = await self._launch(name, file, errors)
+            said = errors.read_text(errors="replace").strip().splitlines()
+        if result.state == "running":
+            status = result.record.get("status", "")
+            result.state = status if status in DONE_STATUSES else (said or [f"ended with exit code {code}"])[-1]
+        self._reserved.pop(name, None)
+        if result.record:
+            with contextlib.suppress(IdletrainError):  # records that cannot be read have no cost
+                result.usd = self._settings.cost_of(result.record)
+        if self._halving:
+            self._halving.end(name, result.value if result.state in DONE_STATUSES else None)
+        self._file.write(self.results)
+        self._settings.report(f"{name}: {result.state}" + _value_text(self._settings.watched, result.value))
+
+    def _within_budget(self, job: Job) -> Job | None:
+        """Return the job with its part of the sweep's budget; None if nothing is left."""
+        if self._settings.budget_usd is None:
+            return job
+        spent = sum(result.usd for result in self.results.values()) + sum(self._reserved.values())
+        free = self._settings.parallel - len(self._reserved)
+        part = min((self._settings.budget_usd - spent) / free, job.nodes.budget_usd or self._settings.budget_usd)
+        if part < LEAST_USD:
+            return None
+        self._reserved[job.name] = part
+        return job.model_copy(update={"nodes": job.nodes.model_copy(update={"budget_usd": part})})
+
+    async def _launch(self, name: str, file: Path, errors: Path) -> int:
+        """Run `idletrain launch` to its end, or until the trial is pruned; return its exit code."""
+        result = self.results[name]
+        again = ["--resume"] if result.began else []
+        command = owned_process.command(
+            "idletrain", "launch", str(file), "--json", *again, *self._settings.options, number=signal.SIGTERM
+        )
+        with errors.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                limit=LONGEST_LINE,
+                start_new_session=True,  # a Ctrl-C is passed on, once
+            )
+        assert process.stdout is not None
+        try:
+            async for line in process.stdout:
+                if self._is_pruned(name, _record_in(line)) and result.state == "running":
+                    result.state = PRUNED
+                    process.send_signal(signal.SIGINT)
+            return await process.wait()
+        except asyncio.CancelledError:
+            result.state = "stopped"
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            await process.communicate()  # to the end of its output, too
+            raise
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            self._file.write(self.results)
+
+    def _is_pruned(self, name: str, record: dict[str, Any]) -> bool:
+        """Take note of a line of a run; return whether the run is to be stopped."""
+        result = self.results[name]
+        result.began |= bool(record)
+        if "status" in record:
+            result.record = record
+        value = {**record.get("metrics", {}), **record}.get(self._settings.watched)
+        if value is None or value == result.value:
+            return False
+        result.values.append((record["rounds"], value))
+        return self._halving is not None and self._halving.report(name, record["rounds"], value)
+
+
+def _record_in(line: bytes) -> dict[str, Any]:
+    """Return the object of a line of a launch; an empty one if the user's own code has printed it."""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict) and isinstance(record.get("rounds"), int):
+            return record
+    return {}
+
+
+def _value_text(watched: str, value: float | None) -> str:
+    return "" if value is None else f", {watched} {value:.4f}"

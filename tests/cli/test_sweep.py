@@ -1,0 +1,93 @@
+"""`idletrain sweep` as a person calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from idletrain.cli.main import app
+from idletrain.cli.sweep import cost_of, parse_usd
+from idletrain.errors import JobError
+
+JOB: dict[str, Any] = {
+    "name": "digits",
+    "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 16, 10]}},
+    "data": {"name": "digits"},
+    "training": {"method": "ist", "subnets": 2, "local_steps": 5, "rounds": 2, "optimizer": {"name": "sgd", "lr": 0.1}},
+    "nodes": {"count": 1, "memory": "1GiB"},
+    "cloud": {"image": "idletrain:1", "region": "eu-west-1"},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(yaml.safe_dump(JOB))
+
+
+def call(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["sweep", "job.yaml", *arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_a_sweep_is_a_table_the_best_first_and_the_same_command_prints_it_again() -> None:
+    rates = ("--set", "training.optimizer.lr=0.000001,0.1")
+    table = call(*rates).stdout.splitlines()
+    first, second = (line.split() for line in table if "digits-" in line)
+    assert (first[0], second[0]) == ("0.1", "1e-06")
+    assert first[1:3] == ["completed", "2"]
+    again = call(*rates, "--json")
+    found = {entry["set"]["training.optimizer.lr"]: entry for entry in json.loads(again.stdout)}
+    assert found[0.1]["state"] == "completed"
+    assert found[0.1]["name"] == first[-1]
+    assert "2 of 2 trials have ended before" in again.stderr
+
+
+@pytest.mark.parametrize(("text", "amount"), [("5usd", 5.0), ("$2.50", 2.5), ("1", 1.0), ("3 USD", 3.0)])
+def test_amounts(text: str, amount: float) -> None:
+    assert parse_usd(text) == amount
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--set", "training.subnets"), "should be a setting and its values"),
+        (("--set", "training.subnets=0"), "training.subnets: 0 should be"),
+        (("--set", "training.seed=1", "--budget", "much"), "--budget: 'much' should be an amount such as 5usd"),
+        (("--set", "training.seed=1", "--budget", "-1"), "--budget: '-1' should be an amount such as 5usd"),
+        (("--set", "training.seed=1", "--cloud", "aws"), "--budget: is missing; say what all trials together may cost"),
+        (("--set", "training.seed=1", "--cloud", "nowhere"), "there is no provider nowhere"),
+    ],
+)
+def test_wrong_input_is_a_sentence_and_nothing_is_made(arguments: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(JobError) as raised:
+        call(*arguments)
+    assert sentence in str(raised.value)
+    assert not Path("runs").exists()
+
+
+def test_what_costs_money_is_asked_for() -> None:
+    declined = CliRunner().invoke(
+        app, ["sweep", "job.yaml", "--set", "training.seed=1,2", "--cloud", "aws", "--budget", "5usd"], input="n\n"
+    )
+    assert "2 trials, for $5.00 at most. Start? [y/N]" in declined.output
+    assert declined.exit_code == 1
+    assert not Path("runs").exists()
+
+
+def test_a_run_s_cost_is_that_of_its_machines() -> None:
+    launched = {
+        "v": 2, "t": 0.0, "s": 0.0, "kind": "instance_launched", "instance": "i", "role": "worker", "type": "m",
+        "zone": "z", "market": "spot", "usd_per_hour": 1.0, "on_demand_usd_per_hour": 2.0,
+    }  # fmt: skip
+    ended = {"v": 2, "t": 1800.0, "s": 1800.0, "kind": "instance_ended", "instance": "i", "reason": ""}
+    Path("runs/night").mkdir(parents=True)
+    Path("runs/night/events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (launched, ended)))
+    assert cost_of({"run_dir": "runs/night/"}) == pytest.approx(0.5, abs=0.01)

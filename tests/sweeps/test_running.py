@@ -1,0 +1,108 @@
+"""Trials run to their end or are pruned, go on where they were stopped, and stay within the sweep's budget."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from idletrain.sweeps.grid import SweepTrial, Varied, trials
+from idletrain.sweeps.results import ResultsFile
+from idletrain.sweeps.running import Sweep, SweepSettings
+
+TREE: dict[str, Any] = {
+    "name": "digits",
+    "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 16, 10]}},
+    "data": {"name": "digits"},
+    "training": {"method": "ist", "subnets": 2, "local_steps": 5, "rounds": 3, "evaluate_every": 1},
+    "nodes": {"count": 1, "memory": "1GiB"},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sweep(found: list[SweepTrial], **changes: Any) -> Sweep:
+    options: dict[str, Any] = {
+        "options": (), "parallel": 1, "watched": "loss", "better": "lower", "prune": False, "budget_usd": None,
+        "cost_of": lambda _: 0.0, "report": lambda _: None,
+    }  # fmt: skip
+    return Sweep(found, ResultsFile(Path("runs/digits.sweep.json")), SweepSettings(**{**options, **changes}))
+
+
+def with_rates(*rates: float, **training: Any) -> list[SweepTrial]:
+    tree = {**TREE, "training": {**TREE["training"], "optimizer": {"name": "sgd"}, **training}}
+    return trials(tree, [Varied("training.optimizer.lr", rates)])
+
+
+def test_every_trial_runs_and_the_same_command_starts_none_again() -> None:
+    found, said = with_rates(0.05, 0.1), []
+    first = sweep(found, parallel=2)
+    asyncio.run(first.run())
+    assert [first.results[trial.job.name].state for trial in found] == ["completed", "completed"]
+    assert all(result.values[-1][0] == result.record["rounds"] == 3 for result in first.results.values())
+    again = sweep(found, report=said.append)
+    asyncio.run(again.run())
+    assert said == ["2 of 2 trials have ended before"]
+    assert again.results == first.results
+
+
+def test_a_trial_that_cannot_run_says_why_and_the_others_go_on() -> None:
+    found = with_rates(0.1)
+    (Path("runs") / found[0].job.name).mkdir(parents=True)
+    Path("runs", found[0].job.name, "wal").write_text("another's")
+    under_way = sweep([*found, *with_rates(0.2)])
+    asyncio.run(under_way.run())
+    failed, done = under_way.results.values()
+    assert failed.state.startswith("idletrain: name: ")
+    assert done.state == "completed"
+
+
+def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on_later() -> None:
+    (trial,) = with_rates(0.1, rounds=150)
+    under_way = sweep([trial])
+
+    async def stopped() -> None:
+        running = asyncio.create_task(under_way.run())
+        while not under_way.results[trial.job.name].began:
+            await asyncio.sleep(0.05)
+            assert not running.done()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(stopped())
+    assert under_way.results[trial.job.name].state == "stopped"
+    assert not [p for p in psutil.Process().children(recursive=True) if "launch" in p.cmdline()]
+    (shorter,) = with_rates(0.1, rounds=151)  # the same run, of which little is left to do here
+    assert shorter.job.name == trial.job.name
+    later = sweep([shorter])
+    assert later.results[trial.job.name].began
+    asyncio.run(later.run())
+    assert later.results[trial.job.name].state == "completed"
+    assert later.results[trial.job.name].record["rounds"] == 151
+
+
+def test_a_trial_that_is_far_behind_is_pruned() -> None:
+    found = with_rates(0.1, 1e-6, rounds=60)  # the second learns nothing
+    under_way = sweep(found, prune=True)
+    asyncio.run(under_way.run())
+    good, bad = (under_way.results[trial.job.name] for trial in found)
+    assert (good.state, bad.state) == ("completed", "pruned")
+    assert bad.values[-1][0] < 60
+    resumed = sweep(found, prune=True)
+    assert all(result.ended for result in resumed.results.values())
+
+
+def test_no_trial_begins_without_money_left() -> None:
+    found = with_rates(0.1, 0.2, 0.3)
+    under_way = sweep(found, budget_usd=1.0, cost_of=lambda _: 0.6)
+    asyncio.run(under_way.run())
+    states = [under_way.results[trial.job.name].state for trial in found]
+    assert states == ["completed", "completed", "the budget is used up"]  # the second had 0.4 left, and took 0.6
