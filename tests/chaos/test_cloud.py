@@ -279,7 +279,7 @@ def test_of_a_launcher_killed_behind_any_step_reap_and_down_leave_nothing(
 def test_a_head_that_is_killed_with_its_machine_is_succeeded_and_the_bits_are_the_same(
     cloud: Sandbox, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = job_tree("headless", rounds=12)
+    tree = job_tree("headless", rounds=8)
     del tree["training"]["method"]  # which the first head chooses, and how parameters travel
     tree |= {"workdir": str(tmp_path), "model": {**tree["model"], "factory": "mine:net"}}  # which travels
     (tmp_path / "mine.py").write_text("from idletrain.nn.models import mlp as net\n")
