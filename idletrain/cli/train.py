@@ -16,7 +16,7 @@ from idletrain.cli.fabric import confirm_settings
 from idletrain.cli.places import directory_of, find_run
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.cli.trust import Trust, allow_code, import_from_here
-from idletrain.errors import JobError
+from idletrain.errors import IdletrainError, JobError, reading
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, WorkerProvider
 from idletrain.providers.table import cloud_named, provider_named
 
@@ -140,8 +140,13 @@ def _why_low(job: Job, *, is_local: bool) -> str:
     from idletrain.observe.summary import summary_of
     from idletrain.observe.time_use import time_shares, why_low
 
-    events = list(read_records(job.run_dir / "events.jsonl"))
-    shares = time_shares(events, summary_of(events).alive_seconds)
+    file = job.run_dir / "events.jsonl"
+    try:
+        with reading(file, "the run does without it"):
+            events = list(read_records(file))
+            shares = time_shares(events, summary_of(events).alive_seconds)
+    except IdletrainError:  # something else has changed it: the run has ended well nevertheless
+        return ""
     return why_low(shares, job.nodes.count, len(os.sched_getaffinity(0)) if is_local else None)
 
 
