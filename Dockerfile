@@ -18,6 +18,9 @@ RUN /opt/idletrain/bin/pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDE
     && rm -rf torch/include torch/test torch/bin/protoc* torch/bin/test_* \
     && find . -type d -name tests -prune -exec rm -rf {} +
 COPY pyproject.toml README.md LICENSE ./
+COPY examples examples
+COPY infra infra
+COPY workflows workflows
 COPY idletrain idletrain
 RUN /opt/idletrain/bin/pip install --no-deps --no-build-isolation . \
     && /opt/idletrain/bin/pip uninstall --yes pip

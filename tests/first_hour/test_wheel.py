@@ -67,6 +67,13 @@ def test_the_wheel_has_what_a_user_needs_and_nothing_for_developers(installed: P
     assert (installed / "idletrain-0.1.0.dist-info/entry_points.txt").read_text().count("=") == 1
 
 
+def test_the_image_is_built_from_all_that_the_wheel_is_made_of() -> None:
+    """Templates are links into other folders, without which nothing can be built."""
+    lines = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    copied = {name for _, *names, _ in lines for name in names if not name.startswith(("--", "/", "infra/"))}
+    assert copied == set(SOURCES)
+
+
 def test_the_wheel_s_code_is_what_runs(empty: Path, installed: Path) -> None:
     command = [sys.executable, "-c", "import idletrain; print(idletrain.__file__)"]
     assert subprocess.check_output(command, text=True).startswith(str(installed))
