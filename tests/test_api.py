@@ -248,7 +248,7 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
         ({"nodes": 2}, "nodes: 2 should be a valid dictionary or instance of NodeSettings"),
         ({"log_to": "excel"}, "--log-to: there is no excel; choose from mlflow, wandb"),
         ({"training": None}, "training: None should be a valid dictionary or instance of TrainingSettings"),
-        ({"checkpiont": {}}, "checkpiont: is not a field of a job; did you mean checkpoint?"),
+        ({"checkpiont": {}}, "fit: checkpiont is no argument; did you mean checkpoint?"),
     ],
 )
 def test_fit_refuses_before_anything_is_made(tmp_path: Path, asked: dict[str, Any], told: str) -> None:

@@ -128,7 +128,7 @@ class Placed(IterableDataset):  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("kind", [int, torch.tensor])
 def test_a_stream_goes_on_from_a_state_that_is_plain_and_of_another_it_is_told(kind: Any) -> None:
-    prepared = prepare(nn.Linear(5, 3), At(Placed(kind)), None, None, TrainingSettings(subnets=2))
+    prepared = prepare(nn.Linear(5, 3), At(Placed(kind)), None, None, TrainingSettings(subnets=2, batch_size=32))
     samples: Any = prepared.program.source.open()
     assert samples.resumes is (kind is int)
     told = "data: the Placed is read anew by a worker that goes on with a subnet, since its state is not made of plain"
