@@ -459,3 +459,11 @@ def test_rows_that_are_missing_are_named_with_both_numbers(missing: Any, fault: 
     samples = MapStyleSource(items, functools.partial(dropped, **missing))
     with pytest.raises(JobError, match=fault):
         prepare(nn.Linear(4, 3), samples, None, None, TrainingSettings(subnets=1))
+
+
+@pytest.mark.parametrize(("batch_size", "notes"), [(8, 0), (9, 1)])
+def test_a_batch_larger_than_the_data_is_told(batch_size: int, notes: int) -> None:
+    source = MapStyleSource([(torch.zeros(4), number % 3) for number in range(8)])
+    prepared = prepare(nn.Linear(4, 3), source, None, None, TrainingSettings(subnets=1, batch_size=batch_size))
+    told = [note for note in prepared.notes if note.startswith("training.batch_size: 9 is more than the 8 samples")]
+    assert len(told) == notes
