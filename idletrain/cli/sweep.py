@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from idletrain.job import Job
     from idletrain.sweeps.grid import SweepTrial
-    from idletrain.sweeps.results import SweepResult
+    from idletrain.sweeps.trial_results import SweepResult
 
 app = typer.Typer()
 
@@ -56,8 +56,8 @@ def sweep(
     """Train a job with each combination of settings. The same command goes on where it was stopped."""
     import_from_here()
     from idletrain.sweeps.grid import parse_varied, trials
-    from idletrain.sweeps.results import ResultsFile
     from idletrain.sweeps.running import Sweep, SweepSettings
+    from idletrain.sweeps.trial_results import ResultsFile
 
     base = read_job_file(job, None)
     found = trials(base.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])

@@ -20,7 +20,7 @@ from idletrain.job import Job
 from idletrain.observe.records import DONE_STATUSES
 from idletrain.sweeps.grid import SweepTrial
 from idletrain.sweeps.pruning import Halving
-from idletrain.sweeps.results import PRUNED, ResultsFile
+from idletrain.sweeps.trial_results import PRUNED, ResultsFile
 
 LEAST_USD = 0.01  # with less left no trial begins
 LONGEST_LINE = 1 << 20  # of a round's JSON

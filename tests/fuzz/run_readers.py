@@ -34,7 +34,7 @@ from idletrain.rounds.durable import history, module_state, recovery, snapshots,
 from idletrain.rounds.durable.stream_positions import StreamPositions
 from idletrain.schedules.store import ScheduleStore
 from idletrain.sweeps import grid
-from idletrain.sweeps.results import ResultsFile
+from idletrain.sweeps.trial_results import ResultsFile
 
 RUN = Path("run")
 SNAPSHOT = RUN / "snapshots" / f"{1:08d}"
@@ -268,7 +268,7 @@ READERS = {
             "autotune.probe",
             "schedules.store",
             "cli.places",
-            "sweeps.results",
+            "sweeps.trial_results",
             "sweeps.grid",
         ),
         odd=(b"\3[]", b"\3x", b"\4" + b"[" * 2000),

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from idletrain.sweeps.grid import SweepTrial, Varied, trials
-from idletrain.sweeps.results import ResultsFile
 from idletrain.sweeps.running import Sweep, SweepSettings
+from idletrain.sweeps.trial_results import ResultsFile
 
 TREE: dict[str, Any] = {
     "name": "digits",

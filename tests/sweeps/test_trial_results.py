@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from idletrain.errors import DamageError
-from idletrain.sweeps.results import ResultsFile, SweepResult
+from idletrain.sweeps.trial_results import ResultsFile, SweepResult
 
 
 def test_what_is_written_is_read_and_a_new_trial_waits(tmp_path: Path) -> None:
