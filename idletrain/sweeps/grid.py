@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, shortened
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 
@@ -68,7 +68,9 @@ def parse_varied(text: str) -> Varied:
     except (yaml.YAMLError, RecursionError):
         given = []
     if not given or not isinstance(given, list):
-        raise JobError(f"--set: {text!r} should be a setting and its values, such as training.optimizer.lr=0.05,0.1")
+        raise JobError(
+            f"--set: {shortened(repr(text))} should be a setting and its values, such as training.optimizer.lr=0.05,0.1"
+        )
     return Varied(path, tuple(_number(value) for value in given))
 
 

@@ -271,7 +271,7 @@ READERS = {
             "sweeps.trial_results",
             "sweeps.grid",
         ),
-        odd=(b"\3[]", b"\3x", b"\4" + b"[" * 2000),
+        odd=(b"\3[]", b"\3x", b"\4" + b"[" * 2000, b'\0[[0, 1e400, "x"]]', b"\x09" + b"x" * 5000),
     ),
     "certificates": Reader(
         certificate,

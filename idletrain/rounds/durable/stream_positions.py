@@ -30,7 +30,7 @@ class StreamPositions:
             written = json.loads(self._path.read_bytes())
             for subnet, steps, position in written:
                 self.keep(int(subnet), int(steps), position)
-        except (OSError, ValueError, TypeError, RecursionError):
+        except (OSError, ValueError, TypeError, RecursionError, OverflowError):  # a number such as 1e400
             self._held = {}
 
     def __len__(self) -> int:
