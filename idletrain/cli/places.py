@@ -63,7 +63,7 @@ class Place:
 
 
 def note_launch(place: Place) -> None:
-    """Note a launch into a cloud; where nothing can be written, later commands need to be told where it is."""
+    """Note a launch into a cloud; where nothing can be written, later commands need --cloud."""
     with contextlib.suppress(OSError):
         state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(state_folder() / LAUNCHES, "a", opener=owner_only) as file:
@@ -82,7 +82,8 @@ def noted() -> list[Place]:
 def parse_note(line: bytes) -> Place | None:
     """Return what a line notes; None if it is damaged."""
     try:
-        run, cloud, region, rehearsal = (json.loads(line)[key] for key in ("run", "cloud", "region", "rehearsal"))
+        record = json.loads(line)
+        run, cloud, region, rehearsal = (record[key] for key in ("run", "cloud", "region", "rehearsal"))
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
     is_place = isinstance(run, str) and isinstance(cloud, str) and isinstance(region, str | None)
@@ -118,8 +119,8 @@ def find_run(
     Raises:
         JobError: there is one of that name in several places.
     """
-    is_url, told = run.startswith("s3://"), bool(cloud or region or here == "never")
-    if "/" in run and not is_url and not told:
+    is_url, in_cloud = run.startswith("s3://"), bool(cloud or region or here == "never")
+    if "/" in run and not is_url and not in_cloud:
         return Place(run)
     places = [
         place
@@ -128,14 +129,14 @@ def find_run(
         and cloud in (None, place.cloud)
         and region in (None, place.region)
     ]
-    if not told and not is_url and run_dir_of(run).exists() and (here == "too" or not places):
+    if not in_cloud and not is_url and run_dir_of(run).exists() and (here == "too" or not places):
         places.insert(0, Place(str(run_dir_of(run))))
     if len(places) > 1:
         where = " and in ".join(place.text for place in places)
         raise JobError(f"there is a run {run} in {where}; name its directory, or its --cloud and --region")
     if places:
         return places[0]
-    return Place(run, cloud or "aws", region) if told or is_url else Place(str(run_dir_of(run)))
+    return Place(run, cloud or "aws", region) if in_cloud or is_url else Place(str(run_dir_of(run)))
 
 
 def events_of(place: Place) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ COUNTS = (1.0, 1.25, 1.5, 2.0)  # subnets for each node, where the job leaves th
 
 
 class SpotChoice(NamedTuple):
-    """What a run could do, and what it would come to."""
+    """A policy and a number of subnets, with its simulated result."""
 
     policy: Policy
     subnets: int

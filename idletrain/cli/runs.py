@@ -60,7 +60,7 @@ def list_runs(
 
 
 def _lines(cloud: str | None, region: str | None) -> list[tuple[Place, RunLine]]:
-    """Return all runs, each with where it is; a cloud that cannot be read is told instead."""
+    """Return all runs, each with where it is; report a cloud that cannot be read."""
     lines: list[tuple[Place, RunLine]] = []
     if not cloud and not region:
         runs = [events.parent for events in RUNS.glob("*/events.jsonl")]

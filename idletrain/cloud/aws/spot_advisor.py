@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 URL = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 TIMEOUT_SECONDS = 10.0
 LONGEST_BYTES = 64 << 20  # it has about 2 MB
-FRESH_SECONDS = 86400.0  # AWS makes it anew every day
+FRESH_SECONDS = 86400.0  # AWS updates it daily
 SHARES = TypeAdapter(dict[str, float])
 MOST_SHARE = 0.5  # of the highest range, which is open ("more than 20 %")
 
