@@ -116,8 +116,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             `(step, steps) -> factor`; a name such as `adamw`, with torch's default settings; or an instance of a class
             of `torch.optim` that holds the module's parameters. AdamW with lr 0.001 if None.
         seed: Seed of every random number.
-        evaluate_every: Rounds between two evaluations on `test`. Without `stop` no round waits for one: what comes due
-            while another is going on is left out.
+        evaluate_every: Rounds between two evaluations on `test`, the first of which follows round 1. Without `stop` no
+            round waits for one: what comes due while another is going on is left out.
         metrics: By name, metrics that each evaluation measures on `test`, too: a torchmetrics metric, or a pair of a
             metric or function and which value is better, such as `(mean_error, "lower")`. A function gets the outputs
             `[N, ...]` and labels `[N, ...]` of all test data at once and returns a number.

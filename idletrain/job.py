@@ -198,8 +198,9 @@ class TrainingSettings(StrictSettings):
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     """Every random number follows from it."""
     evaluate_every: Count = 10
-    """Rounds between two evaluations; rounds and not seconds, so that a stop is reproducible. Without `stop` no round
-    waits for an evaluation: one that comes due while another is going on is left out, except the last."""
+    """Rounds between two evaluations, the first of which follows round 1; rounds and not seconds, so that a stop is
+    reproducible. Without `stop` no round waits for an evaluation: one that comes due while another is going on is left
+    out, except the last."""
     metrics: dict[str, MetricSettings] = {}
     """Metrics on the test data by name, each `{metric: "torchmetrics.classification:BinaryAUROC"}`; `args` are its
     arguments, and `better: higher` or `lower` says of a function `(outputs, labels) -> number` which value is the

@@ -103,7 +103,6 @@ def open_run(
         for k, subnet in enumerate(_new_subnets(needs, exclusive, round_))
     )
     last = round_ >= rules.rounds  # all rounds are committed, but the last evaluation may not have run
-    due = last or (round_ > 0 and round_ % rules.evaluate_every == 0)
     return RoundState(
         rules=rules,
         run=run,
@@ -113,7 +112,7 @@ def open_run(
         workers=WorkerTable.of(workers),
         stage=RunStage.LAST_EVALUATION if last else RunStage.TRAINING,
         opened_at=now,
-        evaluating=due,
+        evaluating=rules.evaluates_after(round_),
     )
 
 
@@ -172,7 +171,7 @@ def _on_committed(state: RoundState, event: Committed) -> Transition:
     if state.stopping:
         return replace(state, round=done, stage=RunStage.DONE), (Finish("stopped"),)
     last = done == state.rules.rounds
-    evaluate = last or done % state.rules.evaluate_every == 0
+    evaluate = state.rules.evaluates_after(done)
     snapshot = event.snapshot_due or last
     evaluations = (
         (evaluation(state.rules, evaluate=evaluate, snapshot=snapshot, last=last),) if evaluate or snapshot else ()

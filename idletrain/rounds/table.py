@@ -208,7 +208,7 @@ class RoundRules:
         salvage: Close a round with the steps that lost subnets have; else every subnet gets all its steps.
         lockstep: Subnets take every step together: each has a worker for itself, and all finish at once.
         local_steps: Local steps of each subnet in a round; those of the open round's phase.
-        evaluate_every: Rounds between evaluations.
+        evaluate_every: Rounds between evaluations; the first and the last round are followed by one besides.
         target: Test accuracy at which the run ends, or None.
         watch: What tells the best network, or None if none is kept.
         lane_neurons: Under `rolling`, the number of neurons of each lane's subnets; else empty.
@@ -227,6 +227,10 @@ class RoundRules:
     lane_neurons: tuple[int, ...] = ()
     open_neurons: int = 0
     neurons: int = 0
+
+    def evaluates_after(self, done: int) -> bool:
+        """Return whether an evaluation is due once this number of rounds is committed."""
+        return done == 1 or done >= self.rounds or (done > 0 and done % self.evaluate_every == 0)
 
     @property
     def rolling(self) -> bool:

@@ -125,4 +125,6 @@ def test_salvage_s_patience_with_one_straggler_does_not_grow_from_round_to_round
         lengths.append(world.now - opened)
         world.end(slow)
         world.commit()
+        if world.evaluation_due:
+            world.evaluate()
     assert lengths == [6.5] * 5

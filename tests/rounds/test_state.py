@@ -290,7 +290,7 @@ def test_a_commit_waits_until_the_evaluation_ends() -> None:
     assert world.commit_due
 
 
-def test_the_network_is_evaluated_every_so_many_rounds_when_a_snapshot_is_due_and_at_the_end() -> None:
+def test_the_network_is_evaluated_after_round_1_every_so_many_rounds_when_a_snapshot_is_due_and_at_the_end() -> None:
     world = World(needs=(SMALL,), rounds=5, evaluate_every=3)
     world.join("a")
     for due in (False, True, False, False, False):
@@ -299,7 +299,10 @@ def test_the_network_is_evaluated_every_so_many_rounds_when_a_snapshot_is_due_an
         if world.evaluation_due:
             world.evaluate()
     evaluations = [c for c in world.log if isinstance(c, Evaluate)]
-    assert evaluations == [Evaluate(False, True, False), Evaluate(True, False, False), Evaluate(True, True, True)]
+    assert evaluations == [
+        Evaluate(True, False, False), Evaluate(False, True, False), Evaluate(True, False, False),
+        Evaluate(True, True, True),
+    ]  # fmt: skip
     assert world.finished == "completed"
 
 
@@ -378,11 +381,11 @@ def test_the_network_waits_until_its_score_is_kept_and_then_the_run_ends() -> No
 
 def test_a_snapshot_alone_is_no_evaluation() -> None:
     world = watching(evaluate_every=2, patience=1)
-    for score, due in ((None, True), (1.0, False), (None, True), (0.5, False)):
+    for score, due in ((2.0, False), (1.0, False), (None, True), (0.5, False)):
         world.finish_subnet(0)
         world.commit(snapshot_due=due)
         world.evaluate(score=score)
-    assert world.kept == [(2, 1.0, True), (4, 0.5, True)]
+    assert world.kept == [(1, 2.0, True), (2, 1.0, True), (4, 0.5, True)]
     assert world.finished is None
 
 
