@@ -100,7 +100,7 @@ def compare(
     cloud: FoundCloud = None,
     region: Region = None,
 ) -> None:
-    """Print the results of runs side by side, and the settings that differ; `report` draws their curves."""
+    """Print the results of runs side by side, the settings that differ and the losses; `report` draws all curves."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -115,7 +115,10 @@ def compare(
     table = Table("", *(run.name for run in past_runs), box=box.SIMPLE, pad_edge=False)
     for name, values in rows:
         table.add_row(name, *values)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for line in reports.loss_plot(past_runs):
+        console.print(f" {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _past_runs(runs: Sequence[str], cloud: str | None, region: str | None) -> list[PastRun]:

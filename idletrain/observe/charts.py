@@ -27,6 +27,7 @@ NAMED_PIXELS, LETTER_PIXELS = 14, 7  # height of a lane that has room for a work
 BANDS = 100  # most rounds that a timeline marks
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 CLOCK = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+BETTER = {"accuracy": "higher", "loss": "lower"}  # of the curves that say so themselves
 CAUSES = ("notice", "kill")  # classes of the style sheet
 NOTHING = "-"
 
@@ -47,8 +48,16 @@ class AxisTick(NamedTuple):
     kind: str = ""
 
 
+class Dot(NamedTuple):
+    """A point in pixels, and its tooltip."""
+
+    x: float
+    y: float
+    text: str
+
+
 class Curve(NamedTuple):
-    """A line in pixels, its last point, and that point's tooltip."""
+    """A line in pixels, its last point with its tooltip, and its best one, if it is known which value is better."""
 
     path: str
     x: float
@@ -56,6 +65,7 @@ class Curve(NamedTuple):
     name: str
     label: str
     colour: int
+    best: Dot | None = None
 
 
 class Box(NamedTuple):
@@ -133,7 +143,15 @@ def chart(
     def curve(line: Series) -> Curve:
         x, y = line.points[-1]
         path = " ".join(f"{at_x(x)},{at_y(y)}" for x, y in line.points)
-        return Curve(path, at_x(x), at_y(y), line.name, f"{line.name}: {y:.4g} at {text(x)}", line.colour)
+        label = f"{line.name}: {y:.4g} at {text(x)}"
+        return Curve(path, at_x(x), at_y(y), line.name, label, line.colour, best(line))
+
+    def best(line: Series) -> Dot | None:
+        which = {"higher": max, "lower": min}.get(better or BETTER.get(what, ""))
+        if which is None or len(line.points) == 1:
+            return None
+        x, y = which(line.points, key=lambda point: point[1])
+        return Dot(at_x(x), at_y(y), f"{line.name}: best {y:.4g} at {text(x)}")
 
     return Chart(
         what,
@@ -261,6 +279,11 @@ def size(count: float | None) -> str:
     return f"{count / unit:.0f} {name}" if count / unit >= 100 else f"{count / unit:.3g} {name}"
 
 
+def memory(count: float | None) -> str:
+    """Format bytes of memory in GiB, as job files and terminals do."""
+    return NOTHING if count is None else f"{count / 2**30:.3g} GiB"
+
+
 def percent(share: float | None) -> str:
     """Format a share of one as per cent."""
     return NOTHING if share is None else f"{share:.1%}"
@@ -294,7 +317,7 @@ def _count(x: float) -> str:
     return f"{x:g}"
 
 
-FILTERS: Sequence[Callable[..., str]] = (duration, size, percent, number, fixed, usd, moment)
+FILTERS: Sequence[Callable[..., str]] = (duration, size, memory, percent, number, fixed, usd, moment)
 
 
 def templates() -> Environment:

@@ -18,6 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from idletrain.observe import status
 from idletrain.observe.records import Record, Sink
 from idletrain.observe.summary import Summary
 
@@ -25,6 +26,7 @@ BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 60  # fits 80 columns beside the curve's range
 FRAMES_PER_SECOND = 4
 TROUBLES = ("paused", "resumed", "waiting", "worker_refused", "worker_sick")  # must be seen even with JSON output
+LATE_REPLIES = ("stale-epoch", "stale-round", "not-leased", "enough")  # to an update that is not needed any more
 LINE_SECONDS = 10.0  # between plain progress lines when nothing else happens
 WORKER_STATES = {True: "[yellow]draining", False: "[green]training"}
 
@@ -113,6 +115,8 @@ class ScreenDisplay:
             _workers(summary),
             Text("\n".join(self._recent), style="dim"),
         ]
+        if waits := status.waits_for(summary):
+            body.append(Text(f"round {summary.rounds + 1} waits for {waits}", style="dim"))
         body.extend(Text(reason, style="yellow") for reason in summary.warnings)
         if summary.note:
             body.append(Text(summary.note, style="yellow"))
@@ -145,6 +149,12 @@ def _describe_lost(event: Record) -> str | None:
     return f"subnet {event['subnet']} of round {event['round']}: {event['worker']} is silent, leased again"
 
 
+def _describe_refused(event: Record) -> str | None:
+    if event["reply"] in LATE_REPLIES:
+        return None
+    return f"subnet {event['subnet']} of round {event['round']}: a push was refused ({event['reply']})"
+
+
 def _describe_reason(event: Record) -> str:
     return f"{event['kind'].replace('_', ' ')}: {event['reason']}"
 
@@ -169,7 +179,7 @@ _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
     "instance_ended": lambda e: f"{e['instance']} ended ({e['reason']})",
     "worker_at_risk": lambda e: f"{e['worker']} may be preempted soon: saving its progress, launching a spare",
     "lost": _describe_lost,
-    "refused": lambda e: f"subnet {e['subnet']} of round {e['round']}: a push was refused ({e['reply']})",
+    "refused": _describe_refused,
 }
 
 
@@ -262,7 +272,11 @@ def _progress(summary: Summary, separator: str = "  ") -> str:
     alive = sum(worker.left is None for worker in summary.workers.values())
     score = f"  {score_text(summary.accuracy, summary.loss)}" if summary.curve else ""
     epochs = "" if summary.epochs is None else f" ({summary.epochs:.1f} epochs)"
-    return f"round {summary.rounds}/{summary.total_rounds}{epochs}{score}{separator}{alive} workers{speed}{goodput}"
+    bill = status.cost_of(summary, time.time())
+    usd = f"  ${bill['spent_usd']:.4f} so far, ${bill['usd_per_hour']:.4f}/h" if bill else ""
+    return (
+        f"round {summary.rounds}/{summary.total_rounds}{epochs}{score}{separator}{alive} workers{speed}{goodput}{usd}"
+    )
 
 
 def _bar(share: float) -> str:
@@ -285,5 +299,8 @@ def _workers(summary: Summary) -> Table:
     for worker in summary.workers.values():
         if worker.left is None:
             age = f"{summary.seconds - worker.joined:.0f} s"
-            table.add_row(worker.name, worker.device, age, WORKER_STATES[worker.noticed], worker.subnet or "idle")
+            pace = "" if worker.pace is None else f"{worker.pace:.0f} steps/s"
+            pace = f"[yellow]slow: {pace}" if status.is_slow(summary, worker) else pace
+            state, subnet = WORKER_STATES[worker.noticed], worker.subnet or "idle"
+            table.add_row(worker.name, worker.device, age, state, subnet, pace)
     return table

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from idletrain.observe import charts, cost, record_fields, time_use
-from idletrain.observe.display import final_lines
+from idletrain.observe.display import BAR_WIDTH, BARS, final_lines
 from idletrain.observe.records import Record
 from idletrain.observe.status import View, thinned, view_of
 from idletrain.observe.summary import Summary, summary_of
@@ -149,7 +149,7 @@ def comparison(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
         ("preemptions with notice", [charts.number(view["preemptions"]["notice"]) for view in views]),
         ("preemptions without notice", [charts.number(view["preemptions"]["kill"]) for view in views]),
         ("lost steps", [charts.number(view["lost_steps"]) for view in views]),
-        ("salvaged steps", [charts.number(view["salvaged_steps"]) for view in views]),
+        ("steps of preempted workers kept", [charts.number(view["salvaged_steps"]) for view in views]),
         ("bytes pulled", [charts.size(view["bytes_down"]) for view in views]),
         ("bytes pushed", [charts.size(view["bytes_up"]) for view in views]),
     ]
@@ -157,6 +157,27 @@ def comparison(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
         rows.append(("cost", [charts.usd((view["cost"] or {}).get("spent_usd")) for view in views]))
         rows.append(("wasted by preemption", [charts.usd(run.wasted_usd) for run in runs]))
     return rows + _differences(runs)
+
+
+def loss_plot(runs: Sequence[PastRun]) -> list[str]:
+    """Return the test losses over rounds as a row of bars for each run, all at one scale; empty without any."""
+    curves = [[(row[0], row[3]) for row in run.view["curve"] if row[3] is not None] for run in runs]
+    points = [point for curve in curves for point in curve]
+    if not points:
+        return []
+    last, low, high = max(x for x, _ in points), min(y for _, y in points), max(y for _, y in points)
+    ends = [last * (column + 1) / BAR_WIDTH for column in range(BAR_WIDTH)]
+
+    def bar(curve: Sequence[tuple[float, float]], end: float) -> str:
+        y = next((y for x, y in reversed(curve) if x <= end), None)
+        return " " if y is None or end > curve[-1][0] * (1 + 1 / BAR_WIDTH) else BARS[_level(y, low, high)]
+
+    rows = [f"{''.join(bar(curve, end) for end in ends)}  {run.name}" for run, curve in zip(runs, curves, strict=True)]
+    return [f"loss over rounds, up to {last}; the lowest bar is {low:.4g}, the highest {high:.4g}", *rows]
+
+
+def _level(value: float, low: float, high: float) -> int:
+    return round((value - low) / max(high - low, 1e-9) * (len(BARS) - 1))
 
 
 def _metric_rows(views: Sequence[View]) -> list[tuple[str, list[str]]]:

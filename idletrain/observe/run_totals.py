@@ -48,6 +48,9 @@ class WorkerView:
         pace: Local steps a second in its last attempt, or None before there is one.
         link_bytes_per_second: Rate of its fastest transfer.
         cause: Why it left: `notice`, `kill`, `end`, or "" while it is alive.
+        steps: Local steps that it took and that are committed or staged.
+        subnets: Updates of its that were accepted.
+        lost_steps: Local steps that it took in vain.
     """
 
     name: str
@@ -61,6 +64,9 @@ class WorkerView:
     pace: float | None = None
     link_bytes_per_second: float | None = None
     cause: str = ""
+    steps: int = 0
+    subnets: int = 0
+    lost_steps: int = 0
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Build a run's view: its present state as plain JSON, from which the dashboard page, metrics and reports are made.
 
-    run, status, note, method, policy, run_dir, seconds, updated (Unix), heard_seconds (since then), allow_control
+    run, status, note, waits_for, method, policy, run_dir, seconds, updated (Unix), heard_seconds (since then),
+    allow_control
     rounds, total_rounds, subnets, local_steps, local_steps_each, steps_per_second,
     samples_per_second, epochs, lr, round_seconds, eta_seconds
     accuracy, loss, target, curve [[round, seconds, accuracy, loss]], preempted [[seconds, round, cause, name]]
@@ -9,8 +10,8 @@
     bytes_down, bytes_up, bytes_per_second, link_bytes_per_second (the fastest transfer so far), puts {reply: count}
     cost {spent_usd, usd_per_hour, on_demand_usd, saving, budget_usd, left_usd} or null without priced machines
     grid [{round, cells [{state, worker, steps, losses}]}], newest last
-    workers [{address, name, state, device, memory_bytes, pace, link_bytes_per_second, age_seconds, usd_per_hour,
-              subnet, steps}], states {joining, training, draining, gone: count}
+    workers [{address, name, state, device, memory_bytes, pace, slow, link_bytes_per_second, age_seconds,
+              usd_per_hour, subnet, steps}], states {joining, training, draining, gone: count}
 
 Pure. Numbers that are not finite are null; times are in seconds.
 """
@@ -18,6 +19,7 @@ Pure. Numbers that are not finite are null; times are in seconds.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -31,6 +33,7 @@ CELLS = 240  # most cells of the grid, in whole rounds, but at least two rounds
 CURVE_POINTS = 200  # most points of a curve: one for every other pixel of a chart
 PREEMPTION_MARKS = 120  # most marks on a time axis; preemptions closer together share one
 VIEW_STATES = ("joining", "training", "draining", "gone")
+SLOW_PACE = 0.5  # of the others' median, below which a worker is named as slow
 GONE_SHOWN = 8  # workers that left last, shown next to those that are alive
 VIEW_SILENCE_SECONDS = 60.0  # without an event, after which the view's clock stops
 
@@ -46,6 +49,7 @@ def view_of(summary: Summary, now: float, *, allow_control: bool = False) -> Vie
     left_rounds = max(0, summary.total_rounds - summary.rounds)
     return {
         **{key: getattr(summary, key) for key in ("run", "status", "note", "method", "policy", "run_dir")},
+        "waits_for": waits_for(summary),
         "seconds": seconds,
         "updated": summary.updated,
         "heard_seconds": silent if live else 0.0,
@@ -100,6 +104,29 @@ def cost_of(summary: Summary, now: float) -> dict[str, float | None] | None:
         "budget_usd": budget,
         "left_usd": None if budget is None else budget - bill.spent_usd,
     }
+
+
+def waits_for(summary: Summary) -> str:
+    """Return what the present round waits for, such as `subnet 3 on node-1 (60 of 120 steps)`; "" if all train."""
+    cells = summary.grid.get(summary.rounds, [])
+    if summary.status != "running" or summary.policy == "rolling" or not cells:
+        return ""
+    open_ = [(number, cell) for number, cell in enumerate(cells) if cell.state not in ("staged", "accepted")]
+    if len(open_) == len(cells):
+        return ""
+    if len(open_) != 1:
+        return f"{len(open_)} of {len(cells)} subnets" if open_ else "its commit"
+    number, cell = open_[0]
+    worker = summary.workers.get(cell.worker)
+    if worker is None or worker.left is not None or cell.state in ("waiting", "lost"):
+        return f"a worker for subnet {number}"
+    return f"subnet {number} on {worker.name} ({cell.steps} of {summary.local_steps_each} steps)"
+
+
+def is_slow(summary: Summary, worker: WorkerView) -> bool:
+    """Return whether a worker takes less than half as many steps a second as the median of the others."""
+    others = [w.pace for w in summary.workers.values() if w.left is None and w.pace is not None and w is not worker]
+    return worker.pace is not None and bool(others) and worker.pace < SLOW_PACE * statistics.median(others)
 
 
 def thinned(items: Sequence[T], limit: int) -> list[T]:
@@ -187,6 +214,7 @@ def _worker(
         device=worker.device,
         memory_bytes=worker.memory_bytes,
         pace=worker.pace,
+        slow=not departed and is_slow(summary, worker),
         link_bytes_per_second=worker.link_bytes_per_second,
         usd_per_hour=prices.get(cloud_machine_of(worker.name)),
         subnet=worker.subnet,
@@ -196,7 +224,9 @@ def _worker(
 
 
 def _row(address: str, name: str, state: str, age_seconds: float | None, **known: Any) -> dict[str, Any]:
-    unknown = dict.fromkeys(("device", "memory_bytes", "pace", "link_bytes_per_second", "usd_per_hour", "steps"))
+    unknown = dict.fromkeys(
+        ("device", "memory_bytes", "pace", "slow", "link_bytes_per_second", "usd_per_hour", "steps")
+    )
     row = {"address": address, "name": name, "state": state, "age_seconds": age_seconds, "subnet": "", "cause": ""}
     return row | unknown | known
 

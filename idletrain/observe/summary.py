@@ -175,6 +175,9 @@ def _lost(summary: RunTotals, event: Record) -> None:
     summary.lost_steps += event["lost_steps"]
     summary.lost_by_cause[event["cause"]] += event["lost_steps"]
     summary.useful_seconds += event["kept_seconds"]
+    if worker := summary.workers.get(event["worker"]):
+        worker.lost_steps += event["lost_steps"]
+        worker.steps += event["kept_steps"]
     if event["cause"] == "overtaken":  # another attempt's update is here
         return
     summary.lost_subnets.add((event["round"], event["subnet"]))
@@ -184,6 +187,10 @@ def _lost(summary: RunTotals, event: Record) -> None:
 
 def _staged(summary: RunTotals, event: Record) -> None:
     summary.useful_seconds += event["train_seconds"]
+    if worker := summary.workers.get(event["worker"]):
+        attempt = summary.open_attempts.get(event["attempt"])
+        worker.steps += max(0, event["steps"] - (attempt.step if attempt else 0))
+        worker.subnets += 1
     summary.puts["accepted"] += (
         event.get("steps", 0) == summary.local_steps_each
     )  # progress checkpoints are counted by their own event

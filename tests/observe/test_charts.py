@@ -144,3 +144,24 @@ def test_numbers_are_formatted_in_the_unit_that_fits(formatted: str, text: str) 
 def test_what_a_peer_says_is_text_in_a_template() -> None:
     template = charts.templates().from_string("{{ name }}")
     assert template.render(name="<script>") == "&lt;script&gt;"
+
+
+@pytest.mark.parametrize(("what", "better", "best"), [("accuracy", "", 3.0), ("loss", "", 1.0), ("f1", "lower", 1.0)])
+def test_a_chart_marks_the_best_point_where_it_is_known_which_value_is_better(
+    what: str, better: str, best: float
+) -> None:
+    (curve,) = charts.chart(
+        what, "rounds", [Series("a", [(0, 2.0), (1, 3.0), (2, 1.0), (3, 2.0)])], better=better
+    ).curves
+    assert curve.best is not None
+    assert curve.best.text == f"a: best {best:.4g} at {1 if best == 3.0 else 2}"
+
+
+def test_a_chart_marks_nothing_as_best_where_that_is_unknown_or_there_is_one_point() -> None:
+    (curve,) = charts.chart("f1", "rounds", [Series("a", [(0, 2.0), (1, 3.0)])]).curves
+    (point,) = charts.chart("loss", "rounds", [Series("a", [(1, 3.0)])]).curves
+    assert (curve.best, point.best) == (None, None)
+
+
+def test_memory_is_told_in_gib() -> None:
+    assert charts.memory(2**31) == "2 GiB"

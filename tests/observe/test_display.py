@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
+import time
 from typing import Any
 
 import pytest
 from rich.console import Console
-from test_summary import CHURN, RECORD_KEYS, event, lost, started, summary_of
+from test_summary import CHURN, RECORD_KEYS, event, joined, leased, lost, staged, started, summary_of
 
 from idletrain.observe.display import (
     JsonDisplay,
@@ -154,3 +156,28 @@ def test_a_network_that_is_no_better_than_a_constant_prediction_is_told_so() -> 
     assert told not in final_lines(summary, "done")
     summary.constant_loss = 0.5
     assert told in final_lines(summary, "done")
+
+
+def test_the_screen_names_the_slow_worker_and_what_the_round_waits_for() -> None:
+    events = [started(), *(joined(0.0, name) for name in "ab")]
+    for number, (name, seconds) in enumerate((("a", 1.0), ("b", 9.0))):
+        lease = {"round": 0, "subnet": number, "attempt": number, "worker": f"tcp://{name}"}
+        events += [event("leased", 1.0, **lease, step=0)]
+        events += [event("attempt_ended", 5.0, **lease, ended="done", steps=50, train_seconds=seconds)]
+    events += [{**leased(6.0, 0, "a"), "attempt": 5}, {**leased(6.0, 1, "b"), "attempt": 6}, staged(7.0, 0, 1.0)]
+    screen = screen_of(events)
+    assert re.search(r"a .*50 steps/s", screen)
+    assert re.search(r"b .*slow: 6 steps/s", screen)
+    assert "round 1 waits for subnet 1 on b (0 of 50 steps)" in screen
+
+
+def test_the_progress_tells_what_was_spent_and_the_price_of_an_hour() -> None:
+    about = {"type": "m5.large", "zone": "a", "market": "spot", "usd_per_hour": 1.0, "on_demand_usd_per_hour": 3.6}
+    machine = event("instance_launched", 0.0, t=time.time() - 3600, instance="i", role="worker", **about)
+    assert re.search(r"\$1\.0\d* so far, \$1\.0\d*/h", screen_of([started(), machine]))
+
+
+@pytest.mark.parametrize(("reply", "shown"), [("corrupt", True), ("stale-round", False), ("enough", False)])
+def test_an_update_that_is_no_longer_needed_is_no_alarm(reply: str, shown: bool) -> None:
+    line = describe_event(event("refused", 1.0, round=0, subnet=1, attempt=1, reply=reply))
+    assert bool(line) is shown

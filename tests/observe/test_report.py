@@ -10,7 +10,7 @@ import pytest
 from test_status import evaluated, launched, stamped
 from test_summary import CHURN, event, started
 
-from idletrain.observe.report import PastRun, report_page, short
+from idletrain.observe.report import PastRun, loss_plot, report_page, short
 
 JOB = {"name": "demo", "training": {"rounds": 3, "optimizer": {"name": "sgd", "lr": 0.1}}}
 STARTED = {
@@ -89,7 +89,7 @@ def test_a_report_says_how_to_do_it_again() -> None:
         STARTED["command"],
         "name: demo\ntraining:\n  rounds: 3",
         "torch 2.13",
-        "a CPU, 2 cores, 4 GB",
+        "a CPU, 2 cores, 3.73 GiB",
         "Workers: c.",
     ):
         assert part in text
@@ -183,3 +183,22 @@ def test_a_round_is_reported_as_it_was_expected_and_as_it_was() -> None:
         [past([STARTED, *bare[1:]])]
     )
     assert "Seconds of a round" not in report_page([past(CHURN)])
+
+
+def test_a_report_has_a_row_for_each_worker() -> None:
+    rows = re.findall(r"<tr><td>([abc])</td>(.*?)</tr>", report_page([past(CHURN)]))
+    cells = {name: re.findall(r"<td[^>]*>(.*?)</td>", rest) for name, rest in rows}
+    assert cells["b"] == ["cpu", "1 GiB", "0 s", "6 s", "1", "50", "5", "-", "-", "kill"]
+
+
+def test_losses_of_runs_are_rows_of_bars_at_one_scale_over_the_same_rounds() -> None:
+    def of(name: str, *points: tuple[int, float]) -> PastRun:
+        scores = [{**evaluated(float(n), n), "loss": loss} for n, loss in points]
+        return past([{**started(), "rounds": 60}, *scores], name)
+
+    lines = loss_plot([of("a", (1, 1.0), (30, 0.5), (60, 0.0)), of("b", (1, 0.5), (30, 0.0)), of("none")])
+    assert lines[0] == "loss over rounds, up to 60; the lowest bar is 0, the highest 1"
+    assert lines[1] == "█" * 29 + "▅" * 30 + "▁  a"
+    assert lines[2] == "▅" * 29 + "▁" + " " * 30 + "  b"
+    assert lines[3] == " " * 60 + "  none"
+    assert loss_plot([of("none")]) == []

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from test_summary import CHURN, committed, ended, event, joined, leased, lost, started, summary_of
+from test_summary import CHURN, committed, ended, event, joined, leased, lost, staged, started, summary_of
 
 from idletrain.observe.status import CURVE_POINTS, PREEMPTION_MARKS, VIEW_STATES, cloud_machine_of, thinned, view_of
 from idletrain.observe.summary import Summary
@@ -174,3 +174,42 @@ def test_thinning_keeps_the_first_and_the_last(count: int, most: int) -> None:
 
 def test_a_machine_is_known_from_its_worker_s_name() -> None:
     assert cloud_machine_of("i-0abc-412-0") == "i-0abc"
+
+
+HOLDERS = [started(), joined(0.0, "a"), joined(0.0, "b"), leased(1.0, 0, "a"), {**leased(1.0, 1, "b"), "attempt": 2}]
+DONE = staged(2.0, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], ""),
+        ([DONE], "subnet 0 on a (0 of 50 steps)"),
+        (
+            [DONE, event("progress_saved", 2.5, round=0, subnet=0, attempt=1, steps=20)],
+            "subnet 0 on a (20 of 50 steps)",
+        ),
+        ([DONE, event("worker_left", 3.0, worker="tcp://a", name="a", cause="kill")], "a worker for subnet 0"),
+        ([DONE, {**DONE, "subnet": 0, "attempt": 1, "worker": "tcp://a"}], "its commit"),
+        ([DONE, committed(4.0, 0)], ""),
+    ],
+    ids=["all train", "one trains", "its steps", "one left", "all staged", "committed"],
+)
+def test_a_view_tells_what_the_round_waits_for(events: list[dict[str, Any]], expected: str) -> None:
+    assert view_of(summary_of(stamped([*HOLDERS, *events])), 1004.0)["waits_for"] == expected
+
+
+def test_rounds_of_many_subnets_wait_for_a_number_and_rolling_ones_for_nothing() -> None:
+    four = [{**one, "subnets": 4, "policy": policy} for policy in ("salvage", "rolling") for one in [started()]]
+    waiting = [view_of(summary_of(stamped([one, *HOLDERS[1:], DONE])), 1004.0)["waits_for"] for one in four]
+    assert waiting == ["3 of 4 subnets", ""]
+
+
+def test_a_worker_of_less_than_half_the_others_pace_is_slow() -> None:
+    events = [started(), *(joined(0.0, name) for name in "abc")]
+    for number, (name, seconds) in enumerate((("a", 1.0), ("b", 1.2), ("c", 3.0))):
+        lease = {"round": 0, "subnet": number % 2, "attempt": number, "worker": f"tcp://{name}"}
+        events += [event("leased", 1.0, **lease, step=0)]
+        events += [event("attempt_ended", 5.0, **lease, ended="done", steps=50, train_seconds=seconds)]
+    rows = {row["name"]: row["slow"] for row in view_of(summary_of(stamped(events)), 1005.0)["workers"]}
+    assert rows == {"a": False, "b": False, "c": True}

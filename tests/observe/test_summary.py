@@ -358,3 +358,8 @@ def test_a_phase_has_subnets_and_steps_of_its_own() -> None:
     assert (summary.subnets, summary.local_steps_each) == (4, 20)
     assert [cell.state for cell in summary.grid[1]] == ["waiting", "waiting", "waiting", "staged"]
     assert summary.puts["accepted"] == 1
+
+
+def test_the_steps_of_each_worker_are_summed() -> None:
+    found = {w.name: (w.subnets, w.steps, w.lost_steps) for w in summary_of(CHURN).all_workers}
+    assert found == {"a": (0, 30, 0), "b": (1, 50, 5), "c": (1, 50, 0)}
