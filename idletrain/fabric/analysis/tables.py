@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +32,8 @@ LINK_ROWS = (
     ("one way", "pull", "idletrain: pull"),
     ("one way", "push", "idletrain: push"),
 )
+MOST_WIDTH, NAME_WIDTH = 1000, 18  # of a table, and of its first column where room is short
+INDENT, NO_BREAK = "   ", "\N{NO-BREAK SPACE}"
 BACKENDS = ("gloo", "nccl", "mpi")  # of torch.distributed
 
 
@@ -69,12 +73,14 @@ def terminal_text(fabric: Fabric) -> RenderableType:
     """Render a fabric's tables for a terminal, then its faults, what was left out, and the verdict."""
     notes = [Text(f"fault: {fault}", style="bold red") for fault in fabric.faults]
     notes += [Text(f"left out: {missing}", style="dim") for missing in fabric.missing]
-    return Group(*(_rendered(table) for table in tables(fabric)), *notes, Text(compare.sentence(fabric), style="bold"))
+    return Group(
+        *(FittedTable(table) for table in tables(fabric)), *notes, Text(compare.sentence(fabric), style="bold")
+    )
 
 
 def comparison_text(differences: Sequence[Difference]) -> RenderableType:
     """Render the comparison of two fabrics for a terminal."""
-    return Group(_rendered(comparison_tables(differences)), Text(compare.overall(differences), style="bold"))
+    return Group(FittedTable(comparison_tables(differences)), Text(compare.overall(differences), style="bold"))
 
 
 def comparison_tables(differences: Sequence[Difference]) -> TextTable:
@@ -99,13 +105,38 @@ def _value(value: float, unit: str) -> str:
     return seconds_text(value) if unit == "s" else rate_text(value)
 
 
-def _rendered(table: TextTable) -> Table:
-    rich_table = Table(title=table.title, title_justify="left")
-    for n, column in enumerate(table.columns):
-        rich_table.add_column(column, justify="right" if n else "left")
-    for line in table.lines:
-        rich_table.add_row(*line)
-    return rich_table
+@dataclass(frozen=True)
+class FittedTable:
+    """A table for a terminal: in columns where they fit side by side, else each line's values below its name."""
+
+    table: TextTable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table in the form that fits; this is rich's protocol."""
+        for columns in (self._in_columns(narrow=False), self._in_columns(narrow=True)):
+            if columns.__rich_measure__(console, options.update(max_width=MOST_WIDTH)).maximum <= options.max_width:
+                yield columns
+                return
+        yield Text(self.table.title, style="italic")
+        for name, *values in self.table.lines:
+            yield Text(f" {name}")
+            pairs = zip(self.table.columns[1:], values, strict=True)
+            parts = [f"{column} {value}".strip().replace(" ", NO_BREAK) for column, value in pairs if value]
+            own = textwrap.wrap("  ".join(parts), options.max_width - len(INDENT), break_on_hyphens=False)
+            own = [line.replace(NO_BREAK, " ") for line in own]
+            yield Text("\n".join(INDENT + line for line in own), style="dim", no_wrap=True)
+
+    def _in_columns(self, *, narrow: bool) -> Table:
+        """Return it in columns, which are as narrow as their numbers if asked to be."""
+        padding = (0, 1, 0, 0) if narrow else (0, 1)
+        title = self.table.title
+        columns = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=padding)
+        for n, column in enumerate(self.table.columns):
+            heading = column.replace(" ", "\n") if narrow else column
+            columns.add_column(heading, justify="right" if n else "left", no_wrap=True)
+        for name, *values in self.table.lines:
+            columns.add_row("\n".join(textwrap.wrap(name, NAME_WIDTH)) if narrow else name, *values)
+        return columns
 
 
 def _nodes(fabric: Fabric) -> TextTable:

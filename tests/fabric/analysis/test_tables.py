@@ -100,3 +100,20 @@ def test_two_beside_each_other() -> None:
 )
 def test_seconds_are_reported_in_the_unit_that_fits(seconds: float | None, text: str) -> None:
     assert tables.seconds_text(seconds) == text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_tables_fit_the_terminal_and_no_value_is_broken_in_two(width: int) -> None:
+    out = io.StringIO()
+    Console(file=out, width=width).print(tables.terminal_text(example()))
+    text = out.getvalue()
+    assert max(map(len, text.splitlines())) <= width
+    shown = [table for table in tables.tables(example()) if table.title != "nodes"]
+    for value in {value for table in shown for line in table.lines for value in line[1:]}:
+        assert value in text, value
+
+
+def test_a_terminal_that_is_wide_enough_has_every_line_in_columns() -> None:
+    lines = printed(tables.terminal_text(example())).splitlines()
+    assert sum(line.lstrip().startswith("all-reduce, gloo") for line in lines) == 4  # three sizes and the fit
+    assert not any(line.startswith(tables.INDENT + "size") for line in lines)
