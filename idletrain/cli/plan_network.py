@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -81,12 +82,17 @@ def network_tables(prepared: Prepared) -> list[RenderableType]:
     return [*blocks, *_groups(prepared), *_sums(prepared), *_buffers(prepared)]
 
 
+def quiet_table(title: str) -> Table:
+    """Return an empty table, a line below what is above it, and without a frame, so that more fit into 80 columns."""
+    return Table(title=f"\n{title}", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False)
+
+
 def _sums(prepared: Prepared) -> Sequence[RenderableType]:
     """Return tables of how sums over cut neurons are scaled, and of the groups that stay whole."""
     layout = prepared.program.layout
     scaled, whole = (
-        Table(title="sums over cut neurons", title_justify="left"),
-        Table(title="kept whole", title_justify="left"),
+        quiet_table("sums over cut neurons"),
+        quiet_table("kept whole"),
     )
     for table, columns in ((scaled, ("weights", "in a subnet")), (whole, ("group", "reason"))):
         for column in columns:
@@ -100,7 +106,7 @@ def _sums(prepared: Prepared) -> Sequence[RenderableType]:
 
 def _buffers(prepared: Prepared) -> Sequence[RenderableType]:
     """Return a table of the buffers that training changes, or none if it changes only those of torch's own norms."""
-    table = Table(title="buffers that training changes", title_justify="left")
+    table = quiet_table("buffers that training changes")
     for column in ("buffer", "values", "from round to round"):
         table.add_column(column)
     for name, kind in prepared.program.buffers.items():
@@ -110,7 +116,7 @@ def _buffers(prepared: Prepared) -> Sequence[RenderableType]:
 
 def _blocks(prepared: Prepared) -> RenderableType:
     """Return a table of the residual blocks that subnets have some of."""
-    table = Table(title="blocks", title_justify="left")
+    table = quiet_table("blocks")
     for column in ("block", "parameters", "in a subnet"):
         table.add_column(column)
     layout, phases = prepared.program.layout, prepared.program.training.every_phase
@@ -126,7 +132,7 @@ def _groups(prepared: Prepared) -> Sequence[RenderableType]:
     """Return a table of the neuron groups with the tensors that they cut, or none if blocks alone are divided."""
     layout = prepared.program.layout
     offset = len(layout.skippable)
-    table = Table(title="neuron groups", title_justify="left")
+    table = quiet_table("neuron groups")
     for column in ("group", "neurons", "tensors"):
         table.add_column(column)
     for group in layout.groups[1 if layout.skippable else 0 :]:
@@ -141,4 +147,4 @@ def _groups(prepared: Prepared) -> Sequence[RenderableType]:
         ]
         table.add_row(group.name, f"{group.size:,}", ", ".join(names))
         offset += group.size
-    return [table] if table.row_count or not layout.skippable else []
+    return [table] if table.row_count else []

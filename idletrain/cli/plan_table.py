@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from idletrain.autotune.step_time import one_thread, step_seconds
-from idletrain.cli.plan_network import network_lines, network_tables
+from idletrain.cli.plan_network import network_lines, network_tables, quiet_table
 from idletrain.job import Job
 from idletrain.nn.ist.groups import Layout, split_share
 from idletrain.nn.ist.partition import widths
@@ -139,19 +138,13 @@ def _shares(
     return round_widths.shares(capacities, phase.subnets, need, smallest, costs, networks)
 
 
-def _memory_text(planned: _PhasePlan, k: int, memory: int) -> str:
-    """Return the memory that a subnet takes, of what a worker has."""
-    out = " out of core" if planned.held[k] in planned.plans else ""
-    return f"{bytes_text(planned.peaks[k])} of {bytes_text(memory)}{out}"
-
-
 def _phases(job: Job, planned: Sequence[_PhasePlan], memory: int) -> Table:
     """Return a table of the phases: memory of a node, bytes of a round, and expected time.
 
     Times are those of `_time_line`.
     """
     title = f"phases; a worker has {bytes_text(memory)} for a subnet"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))  # 80 columns are enough
+    table = quiet_table(title)
     for column in ("phase", "rounds", "steps", "subnets", "share", "memory", "down", "up", "round", "all"):
         table.add_column(column, justify="right")
     for each in planned:
@@ -231,9 +224,10 @@ def _advice(layout: Layout, copies: int, held: float) -> str:
 
 
 def _subnets(job: Job, prepared: Prepared, planned: _PhasePlan, memory: int) -> Table:
-    table = Table(title="subnets", title_justify="left")
-    for column in ("subnet", "worker", "share", "widths", "parameters", "bytes down, up", "memory", "compute"):
+    table = quiet_table(f"subnets; a worker has {bytes_text(memory)} for each")
+    for column in ("subnet", "worker", "share", "parameters", "down", "up", "memory", "compute"):
         table.add_column(column, justify="right")
+    table.add_column("widths")
     program, shares = prepared.program, planned.shares
     neurons: Sequence[Sequence[int]] = [widths(size, shares, planned.phase.copies) for size in program.layout.sizes]
     if program.layout.skippable:
@@ -243,10 +237,10 @@ def _subnets(job: Job, prepared: Prepared, planned: _PhasePlan, memory: int) -> 
             str(k),
             str(k % job.nodes.count),
             f"{shares[k] if neurons else 1:.1%}",
-            " ".join(str(of_group[k]) for of_group in neurons) or "all",
             f"{subnet.parameters:,}",
-            ", ".join(bytes_text(encoding.nbytes(program, subnet, direction)) for direction in encoding.DIRECTIONS),
-            _memory_text(planned, k, memory),
+            *(bytes_text(encoding.nbytes(program, subnet, direction)) for direction in encoding.DIRECTIONS),
+            bytes_text(planned.peaks[k]) + (" out of core" if planned.held[k] in planned.plans else ""),
             f"{planned.seconds[k]:.2f} s",
+            " ".join(str(of_group[k]) for of_group in neurons) or "all",
         )
     return table

@@ -22,6 +22,7 @@ MODE_WORDS = {
 }
 LANE_LETTERS = {"forward": "f", "recompute": "r", "backward": "b", "swap": "s", "weights": "w"}
 COLUMNS = 72
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def plan_text(profile: Profile, plan: MemoryPlan) -> RenderableType:
@@ -100,5 +101,6 @@ def _techniques(profile: Profile, plan: MemoryPlan) -> RenderableType:
 
 
 def bytes_text(count: int) -> str:
-    """Format a number of bytes as MiB or GiB."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    """Format a number of bytes as KiB, MiB or GiB."""
+    unit, name = next((u for u in UNITS if count >= u[0]), UNITS[-1])
+    return f"{count / unit:.1f} {name}"
