@@ -321,9 +321,7 @@ def _run(composition: Composition, sinks: Sequence[Sink], write: Callable[[], No
         stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop))
 
     training = composition.launch(sinks=sinks, on_start=on_start)
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_an_event_loop():
         return asyncio.run(training)
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(asyncio.run, training)
@@ -335,3 +333,11 @@ def _run(composition: Composition, sinks: Sequence[Sink], write: Callable[[], No
                     raise
                 for stop in stops:
                     stop()
+
+
+def _in_an_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 LONGEST_SHOWN = 100  # characters of a value, an address or a reason
@@ -27,8 +27,7 @@ class IdletrainError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the text, and below it the traceback of what the user's own code raised."""
-        cause = traceback.format_exception(self.__cause__) if self.__cause__ else []
-        return [f"{type(self).__name__}: {self}", *"".join(cause).splitlines()]
+        return [f"{type(self).__name__}: {self}", *own_traceback(self).splitlines()]
 
 
 class JobError(IdletrainError):
@@ -54,23 +53,39 @@ class RefusedError(IdletrainError):
 
 
 @contextlib.contextmanager
-def user_code(before: str, after: str = "", *, where: bool = False) -> Iterator[None]:
-    """Run the user's own code: whatever it raises becomes a fault of the job.
+def user_code(before: str, after: str = "") -> Iterator[None]:
+    """Run the user's own code: whatever it raises becomes a fault of the job, with the user's function and the line.
 
     Args:
         before: The fault's text before the reason.
         after: The fault's text after it.
-        where: Whether the reason names the user's function that raised it, and the line.
 
     Raises:
         JobError: the code within raised something.
     """
+    with _as_faults(lambda error: before + placed(error) + after):
+        yield
+
+
+@contextlib.contextmanager
+def tried_code() -> Iterator[None]:
+    """Run the user's own code in a trial that may fail: whatever it raises becomes its reason alone.
+
+    Raises:
+        JobError: the code within raised something.
+    """
+    with _as_faults(_reason):
+        yield
+
+
+@contextlib.contextmanager
+def _as_faults(told: Callable[[BaseException], str]) -> Iterator[None]:
     try:
         yield
     except JobError:
         raise
     except (Exception, SystemExit) as error:
-        raise JobError(before + (_placed(error) if where else _reason(error)) + after) from error
+        raise JobError(told(error)) from error
 
 
 @contextlib.contextmanager
@@ -119,12 +134,27 @@ def _reason(error: BaseException) -> str:
     return text if isinstance(error, SELF_EXPLANATORY) else f"{type(error).__name__}: {text}"
 
 
-def _placed(error: BaseException) -> str:
+def own_traceback(error: IdletrainError) -> str:
+    """Return the traceback of what the user's own code raised, from that code on; "" if the error has another cause."""
+    cause = error.__cause__
+    if cause is None:
+        return ""
+    frames = traceback.extract_tb(cause.__traceback__)
+    first = next((n for n, frame in enumerate(frames) if _is_the_user_s(frame)), len(frames))
+    if first == len(frames):
+        return ""
+    return "".join([*traceback.format_list(frames[first:]), *traceback.format_exception_only(cause)])
+
+
+def placed(error: BaseException) -> str:
     """Return an error's reason after the user's function that raised it, as `function at file:line raised ...`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((*NOT_THE_USER_S, "<frozen"))]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_user_s(frame)]
     if not own:
         return _reason(error)
     kind, reason = type(error).__name__, _reason(error)
     named = reason if reason.startswith(kind) else f"{kind}: {reason}"
     return f"{own[-1].name} at {own[-1].filename}:{own[-1].lineno} raised {named}"
+
+
+def _is_the_user_s(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith((*NOT_THE_USER_S, "<frozen"))

@@ -242,7 +242,7 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
                 coordinator = Coordinator(job, prepared, directory, client, record, facts, options.on_evaluate)
                 options.on_start(coordinator.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
-                    with _stopping(coordinator.stop), _recording_failure(record, directory):
+                    with _stopping(coordinator.stop, record), _recording_failure(record, directory):
                         return await coordinator.run(job.nodes.count)
 
 
@@ -317,14 +317,15 @@ def _row_census(prepared: Prepared) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """Stop the run in order at the first Ctrl-C or SIGTERM; leave a second one to Python."""
+def _stopping(stop: Callable[[], None], record: Recorder) -> Iterator[None]:
+    """Stop the run in order at the first Ctrl-C or SIGTERM, and record that; leave a second one to Python."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def once() -> None:
         for number in signals:
             loop.remove_signal_handler(number)
+        record("stopping", reason="interrupted: workers end in order; Ctrl-C again ends all at once")
         stop()
 
     try:

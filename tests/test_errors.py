@@ -35,10 +35,10 @@ def test_exit_codes(kind: type[errors.IdletrainError], code: int) -> None:
         (SystemExit(2), "SystemExit: 2"),
     ],
 )
-def test_whatever_user_code_raises_is_a_fault_with_its_reason(raised: BaseException, reason: str) -> None:
-    with pytest.raises(errors.JobError) as caught, errors.user_code("model: (", ")"):
+def test_whatever_a_trial_of_user_code_raises_is_a_fault_of_its_reason(raised: BaseException, reason: str) -> None:
+    with pytest.raises(errors.JobError) as caught, errors.tried_code():
         raise raised
-    assert str(caught.value) == f"model: ({reason})"
+    assert str(caught.value) == reason
     assert caught.value.__cause__ is raised
 
 
@@ -47,11 +47,11 @@ def test_a_fault_found_within_user_code_stays_as_it_is() -> None:
         raise errors.JobError("b: y")
 
 
-def test_where_asked_a_reason_names_the_user_s_innermost_function_and_its_line() -> None:
+def test_a_fault_of_user_code_names_the_user_s_innermost_function_and_its_line() -> None:
     def parse(text: str) -> object:
         return json.loads(text)  # raises in a library
 
-    with pytest.raises(errors.JobError) as caught, errors.user_code("model: ", "; correct it", where=True):
+    with pytest.raises(errors.JobError) as caught, errors.user_code("model: ", "; correct it"):
         parse("{")
     line = parse.__code__.co_firstlineno + 1
     assert str(caught.value).startswith(f"model: parse at {__file__}:{line} raised JSONDecodeError: Expecting")
@@ -81,8 +81,9 @@ def test_a_notebook_shows_a_fault_in_its_own_lines_and_the_user_s_traceback() ->
     with pytest.raises(errors.JobError) as caught, errors.user_code("model: (", ")"):
         raise ValueError("wrong")
     shown = caught.value._render_traceback_()
-    assert shown[0] == "JobError: model: (wrong)"
-    assert shown[1].startswith("Traceback")
+    assert shown[0].startswith("JobError: model: (test_a_notebook_shows_a_fault")
+    assert shown[0].endswith("raised ValueError: wrong)")
+    assert shown[1].startswith(f'  File "{__file__}", line ')
     assert shown[-1] == "ValueError: wrong"
 
 
@@ -92,3 +93,22 @@ def test_from_python_an_error_names_the_argument(error: errors.IdletrainError) -
         raise error
     assert str(caught.value).endswith("add resume=True")
     assert getattr(caught.value, "faults", ("add resume=True",))[-1] == "add resume=True"
+
+
+def test_the_traceback_below_a_fault_begins_with_the_user_s_own_code() -> None:
+    def parse(text: str) -> object:
+        return json.loads(text)
+
+    with pytest.raises(errors.JobError) as caught, errors.user_code("model: "):
+        parse("{")
+    lines = errors.own_traceback(caught.value).splitlines()
+    assert lines[0].startswith(f'  File "{__file__}", line ')
+    assert any("in parse" in line for line in lines)
+    assert lines[-1].startswith("json.decoder.JSONDecodeError: ")
+
+
+def test_there_is_no_traceback_where_nothing_of_the_user_s_raised() -> None:
+    assert errors.own_traceback(errors.JobError("a: x")) == ""
+    error = errors.RunError("x")
+    error.__cause__ = ValueError("never raised")
+    assert errors.own_traceback(error) == ""

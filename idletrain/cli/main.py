@@ -16,7 +16,7 @@ import typer
 
 from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, sweep, train, watch, worker
 from idletrain.cli.train import INTERRUPTED_EXIT
-from idletrain.errors import IdletrainError, JobError
+from idletrain.errors import IdletrainError, JobError, own_traceback
 
 BUG_EXIT = 3
 # This machine, and EC2's metadata service: no proxy knows them. Names, as libraries know no address ranges here.
@@ -56,6 +56,7 @@ def main() -> None:
         faults = error.faults if isinstance(error, JobError) else (str(error),)
         for fault in faults:
             typer.echo(f"idletrain: {fault}", err=True)
+        typer.echo(own_traceback(error), err=True, nl=False)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED_EXIT)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -120,7 +122,7 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
 
     composition = compose(settings, options, prepare=prepare, decide=decide, report=report)
     shown = display.choose_display(as_json, Console(), options.summary)
-    with shown:
+    with shown, _ended_at_once(again):
         outcome = asyncio.run(composition.launch(sinks=(with_link(settings.run_dir, shown),)))
     if not as_json:
         why_low = _why_low(settings, is_local=provider.scheduler is None)
@@ -132,6 +134,16 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
         raise typer.Exit(INTERRUPTED_EXIT)
     if outcome.status == "diverged":
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _ended_at_once(again: str) -> Iterator[None]:
+    """Tell what a second Ctrl-C did."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"idletrain: ended at once; go on from the last committed round with: {again}", err=True)
+        raise
 
 
 def _why_low(job: Job, *, is_local: bool) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError, tried_code, user_code
 from idletrain.nn.buffers import Observed, of_torch_norms
 from idletrain.nn.data.batches import call, fresh, tensors_of
 from idletrain.nn.ist.modules import copied, in_training
@@ -148,7 +148,7 @@ class BufferTrial:
 
     def _is_any_read(self, names: Sequence[str], base: _Seen) -> bool:
         try:
-            with user_code(""):
+            with tried_code():
                 seen = self._run({name: _another(self._began[name]) for name in names})
         except JobError:  # it needs the values that it began with
             return True

@@ -158,7 +158,7 @@ def _read(samples: Samples, index: NDArray[np.int64], field: str) -> tuple[Any, 
     if collated:
         remedy = f"); collate_fn should return a row for each of any number of items, here {len(index)}"
     # What is found on samples should not depend on random numbers.
-    with user_code(f"{field}: its samples cannot be read (", remedy, where=collated), seeded(READ_SEED):
+    with user_code(f"{field}: its samples cannot be read (", remedy), seeded(READ_SEED):
         return samples.batch(index)
 
 
@@ -226,7 +226,7 @@ def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
     steps = isinstance(module, Stepping)
     if steps:
         fault, remedy = "model", "; correct it (no Trainer runs: leave out self.trainer)"
-    with user_code(f"{fault}: ", remedy, where=steps):
+    with user_code(f"{fault}: ", remedy):
         tried = module if wide else copied(module)
         tried = in_training(tried) if training and not wide else tried.eval()
         outputs = call(tried, fresh(pair[0]))

@@ -16,6 +16,7 @@ class FaultCollector:
 
     def __init__(self) -> None:
         self._faults: dict[str, None] = {}
+        self._cause: BaseException | None = None  # what the user's own code raised first
 
     def check(self, step: Callable[..., Any], *inputs: Any, after: Any = None) -> Any:
         """Return the step's result for the inputs; FAULTY if it raises a JobError or follows a FAULTY one."""
@@ -25,6 +26,7 @@ class FaultCollector:
             return step(*inputs)
         except JobError as error:
             self._faults |= dict.fromkeys(error.faults)
+            self._cause = self._cause or error.__cause__
             return FAULTY
 
     def raise_all(self) -> None:
@@ -34,7 +36,7 @@ class FaultCollector:
             JobError: with every fault, once.
         """
         if self._faults:
-            raise JobError(tuple(self._faults))
+            raise JobError(tuple(self._faults)) from self._cause
 
 
 def resolve(path: str, field: str) -> Any:

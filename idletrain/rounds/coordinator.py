@@ -202,7 +202,8 @@ class Coordinator:
 
     async def _record_end(self, status: str) -> RunOutcome:
         if self._blame and self._blame.status != "diverged":
-            raise RunError(failure_reason(self._run, self._membership, self._blame, self._leases.failure))
+            failure = self._leases.failure
+            raise RunError(failure_reason(self._run, self._membership, self._blame, failure)) from failure
         if status in DONE_STATUSES:
             await self._await_accounts()
         directory, score = self._run.directory, self._evaluation.score

@@ -12,6 +12,7 @@ import dask
 from distributed import Client, Future
 from distributed.scheduler import KilledWorker, NoValidWorkerError
 
+from idletrain.errors import placed
 from idletrain.exchange.messages import LeaseId
 from idletrain.exchange.store import StoreServer
 from idletrain.rounds.downloads import Downloads
@@ -24,6 +25,7 @@ from idletrain.worker import tasks
 from idletrain.worker.lease_spec import LeaseSpec, TrainingMode
 
 logger = logging.getLogger(__name__)
+MOST_REASON = 300  # characters in a record
 TASK_NAME = "train-subnet"  # Dask keeps a group for every name in front of a number, for ever
 
 
@@ -39,7 +41,7 @@ class Leases:
         reassembly: What they push; told of attempts that ended.
 
     Attributes:
-        failure: The last error of the job's own code on a worker.
+        failure: The last error of the job's own code on a worker, with its traceback there.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Leases:
         self._futures: dict[int, tuple[str, Future]] = {}
         self._accounts: dict[int, dict[str, Any]] = {}
         self._ended: list[Future] = []
-        self.failure = ""
+        self.failure: BaseException | None = None
 
     def listen(self, address: str) -> None:
         """Send the store's address with leases from now on, and take attempts' records from the topic of that name."""
@@ -124,12 +126,13 @@ class Leases:
         if error is not None:  # a task may die of anything; the subnet is leased again
             logger.info("attempt %d at subnet %d ended: %r", lease.attempt, lease.subnet, error)
             failed = not isinstance(error, ConnectionError | KilledWorker | NoValidWorkerError)
-            account = {"ended": "error", "reason": repr(error)[:200]}
+            error.__traceback__ = await future.traceback()
+            account = {"ended": "error", "reason": placed(error)[:MOST_REASON]}
             if isinstance(error, ConnectionError) and not self._store.bytes_down:
                 run.record_waiting(
                     f"workers do not reach the store at {self._address}; let them through to this machine"
                 )
-            self.failure = account["reason"] if failed else self.failure
+            self.failure = error if failed else self.failure
         self._ended.append(self._futures.pop(lease.attempt)[1])
         self._downloads.drop(lease.attempt)
         run.record("attempt_ended", **_names(lease, worker), **account)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from idletrain.cluster.local import last_lines
+from idletrain.errors import placed
 from idletrain.nn.data.streams import known_length
 from idletrain.phases import TrainingPhase
 from idletrain.rounds import protocol
@@ -70,7 +71,9 @@ def record_sick(run: RunContext, membership: Membership, command: protocol.Worke
     run.record("worker_sick", worker=address, name=name, cause=command.cause, reason=reason)
 
 
-def failure_reason(run: RunContext, membership: Membership, blame: protocol.Finish, failure: str) -> str:
+def failure_reason(
+    run: RunContext, membership: Membership, blame: protocol.Finish, failure: BaseException | None
+) -> str:
     """Say why a subnet ends the run.
 
     Args:
@@ -82,7 +85,8 @@ def failure_reason(run: RunContext, membership: Membership, blame: protocol.Fini
     where = f"subnet {blame.subnet} of round {run.directory.round}"
     names = [membership.name_of(worker) for worker in blame.workers]
     if blame.status == "failed":
-        return f"{where} fails on {' and '.join(names)}: {failure}; fix that and add --resume"
+        reason = placed(failure) if failure else "for an unknown reason"
+        return f"{where} fails on {' and '.join(names)}: {reason}; fix that and add --resume"
     return (
         f"{where} ended the process of every worker that trained it ({', '.join(names)}) before it stored a step: "
         "fix the model, the loss or nodes.memory, and add --resume; "

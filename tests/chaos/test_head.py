@@ -158,9 +158,30 @@ def test_ctrl_c(make_run: Callable[..., Run], control: Control, undisturbed: Cal
     control.release()
     head.send(signal.SIGINT)
     assert head.exit_code() == 130, head.text
+    assert "stopping: interrupted: workers end in order; Ctrl-C again ends all at once" in head.text
     assert "--resume" in head.text
     await_end([*workers, *family], 1)
     run.check(None, status="stopped")
+    control.pace(0)
+    run.resume()
+    run.check(undisturbed())
+
+
+def test_a_second_ctrl_c_ends_all_at_once_and_says_so(
+    make_run: Callable[..., Run], undisturbed: Callable[..., list[str]], control: Control
+) -> None:
+    run = make_run(rounds=3)
+    control.pace(0.05)
+    head = run.launch()
+    run.wait("a checkpoint in the second round", "progress_saved", lambda e: e["round"] == 1)
+    workers, family = list(run.workers().values()), head.survivors()
+    assert len(workers) == 2
+    head.send(signal.SIGINT)
+    run.wait("the first signal's effect", "stopping")
+    head.send(signal.SIGINT)
+    assert head.exit_code() == 130, head.text
+    assert "ended at once; go on from the last committed round with: " in head.text
+    await_end([*workers, *family], 3)
     control.pace(0)
     run.resume()
     run.check(undisturbed())

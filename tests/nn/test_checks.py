@@ -130,7 +130,9 @@ def broken_assertion(self: Any, x: Tensor) -> Tensor:
     ],
 )
 def test_whatever_forward_raises_is_a_fault_of_the_job(forward: Any, reason: str) -> None:
-    assert fault(Around(forward)).startswith(f"model: does not take inputs of shape [6]: {reason}")
+    line = forward.__code__.co_firstlineno + (forward is broken_assertion)
+    place = f"{forward.__name__} at {__file__}:{line} raised "
+    assert fault(Around(forward)).startswith(f"model: does not take inputs of shape [6]: {place}{reason}")
 
 
 @dataclass
@@ -181,7 +183,7 @@ def test_a_group_that_is_seen_in_a_second_output_stays_whole() -> None:
         (lambda i: X[i][0], "an item is a float32"),
         (lambda i: (X[i][0],), "an item is a float32"),
         (lambda _: (), "an item is a tuple"),
-        (lambda i: {}[i], "KeyError"),
+        (lambda i: {}[i], f"<lambda> at {__file__}:186 raised KeyError"),
         (lambda i: (X[i], Y[i], Y[i])[: 2 + (i == 0)], "items are tuples of several lengths"),
         (lambda i: {"x": X[i], "text": "a"}, "text holds str"),
         (lambda i: {"x": X[i], **({"more": 1} if i else {})}, "an item has other keys than the first, x"),
@@ -405,7 +407,9 @@ def test_a_loss_of_one_s_own_is_named_where_it_does_not_fit() -> None:
     def own(outputs: Tensor, labels: Tensor) -> Tensor:
         raise KeyError("weight")
 
-    assert fault(loss=own).startswith("training.loss: own does not fit outputs [2, 3] and labels [2] of torch.int64: K")
+    told, place = fault(loss=own), f"own at {__file__}:{own.__code__.co_firstlineno + 1}"
+    given = "outputs [2, 3] and labels [2] of torch.int64"
+    assert told.startswith(f"training.loss: own does not fit {given}: {place} raised KeyError: 'weight'")
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,17 @@ class Embedded(nn.Module):
         return y
 
 
+UNTRACED = (
+    f"its neuron groups cannot be found (does not run on a few samples (untraceable at {__file__}:"
+    f"{untraceable.__code__.co_firstlineno + 2} raised IndexError: odd))"
+)
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
         (nn.Linear(6, 3), "it has nothing to split (Linear: its neurons are the network's outputs)"),
-        (Around(untraceable), "its neuron groups cannot be found (does not run on a few samples (IndexError: odd))"),
+        (Around(untraceable), UNTRACED),
         (Embedded(), "less than 30% of its parameters are in groups that can be split"),
     ],
     ids=["nothing", "untraceable", "too little"],

@@ -182,5 +182,8 @@ def test_a_sample_that_cannot_be_read_is_a_fault_of_the_data() -> None:
             raise OSError("file 3 is damaged")
 
     samples = as_samples(Damaged())
-    with pytest.raises(JobError, match=r"data: one of its samples 0 to 1 cannot be read \(file 3 is damaged\); mend"):
+    with pytest.raises(
+        JobError,
+        match=r"of its samples 0 to 1 cannot be read \(__getitem__ at \S+ raised OSError: file 3 is damaged\); mend",
+    ):
         score(nn.Identity(), samples, cross_entropy)

@@ -303,10 +303,11 @@ def test_whatever_a_factory_raises_is_a_fault_of_the_job(
         raise raised("widths")
 
     monkeypatch.setattr(models, "net", net, raising=False)
+    place = f"net at {__file__}:{net.__code__.co_firstlineno + 1}"
     told = fault(model={"factory": "idletrain.nn.models:net"})
-    assert told.startswith(f"model.factory: idletrain.nn.models:net fails: {raised.__name__}: ")
+    assert told.startswith(f"model.factory: idletrain.nn.models:net fails: {place} raised {raised.__name__}: ")
     told = fault(data={"factory": "idletrain.nn.models:net"})
-    assert told.startswith(f"data.factory: net fails: {raised.__name__}: ")
+    assert told.startswith(f"data.factory: net fails: {place} raised {raised.__name__}: ")
 
 
 def test_a_factory_and_a_file_that_are_missing_are_told_at_once(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError, tried_code, user_code
 from idletrain.nn.data.batches import named_parts
 from idletrain.nn.data.datasets import Loading, MapStyleSource
 from idletrain.nn.data.seeding import seed_everything, seeded
@@ -214,7 +214,7 @@ def first_items(dataset: Any, count: int) -> list[Any]:
         JobError: the dataset raises something; it names the user's function and the line.
     """
     remedy = "); correct it (no DataLoader iterates over it: get_worker_info() is None)"
-    with user_code(f"data: the {type(dataset).__name__} cannot be read (", remedy, where=True), seeded(0):
+    with user_code(f"data: the {type(dataset).__name__} cannot be read (", remedy), seeded(0):
         return list(itertools.islice(one_pass(own_copy(dataset), 0), count))
 
 
@@ -276,12 +276,12 @@ def state_fault(dataset: Any) -> str:
         return StreamPlace(0, 1, number, RESUMED_ITEMS, lambda seed: seed)
 
     try:
-        with user_code(""), seeded(0):
+        with tried_code(), seeded(0):
             shard = _Shard(dataset, place(0), None)
             shard.read(place(0))
             position = shard.position()
         text = position.encoded()
-        with user_code(""), seeded(0):
+        with tried_code(), seeded(0):
             on = _content(shard.read(place(1)))
             resumed = _content(_Shard(dataset, place(1), decoded(text)).read(place(1)))
     except (JobError, ValueError) as error:

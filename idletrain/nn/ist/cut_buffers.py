@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError, tried_code
 from idletrain.nn.data.batches import arguments, device_of, fresh, shapes_of
 from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, offsets
 from idletrain.nn.ist.modules import call_with
@@ -90,7 +90,7 @@ class HalfTrial:
         self.module.train(training)
         args, kwargs = arguments(self.module, fresh(self._sample))
         try:
-            with user_code(""), torch.no_grad(), torch.device(device_of(self._sample)), _quietly(), self._memory:
+            with tried_code(), torch.no_grad(), torch.device(device_of(self._sample)), _quietly(), self._memory:
                 return shapes_of(call_with(self.module, values, args, kwargs))
         finally:
             self.module.train(was_training)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError, tried_code
 from idletrain.nn.ist.cut_buffers import Failure, HalfTrial, with_cut_buffers
 from idletrain.nn.ist.groups import (
     Group,
@@ -209,7 +209,7 @@ def _trace(module: nn.Module, sample: Any) -> Trace:
         UnsplitError: that is not possible, whatever the reason.
     """
     try:
-        with user_code(""):
+        with tried_code():
             return trace_neurons(module, sample, run_for_shapes)
     except JobError as error:
         reason = str(error).removeprefix("model: ")

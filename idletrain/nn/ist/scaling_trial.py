@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from idletrain.errors import JobError, user_code
+from idletrain.errors import JobError, tried_code
 from idletrain.nn.data.batches import Called, compared, fresh
 from idletrain.nn.ist.contractions import contracting_layers
 from idletrain.nn.ist.groups import INPUT_POWERS, WEIGHT_POWERS, Layout, Neurons, Scaling, offsets
@@ -260,7 +260,7 @@ def run_with(
         for name, tensor in zip(names, tensors, strict=True)
     }
     try:
-        with user_code(""), torch.no_grad(), torch.random.fork_rng(devices=[]), _NoDropout():
+        with tried_code(), torch.no_grad(), torch.random.fork_rng(devices=[]), _NoDropout():
             torch.manual_seed(SEED)
             outputs = call_with(_Runs(module), values, (fresh(subject.inputs),))
     except JobError as error:

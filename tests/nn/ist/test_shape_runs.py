@@ -43,7 +43,9 @@ def test_two_samples_are_run_without_values_or_with_their_own(looks: bool, devic
 
 
 def test_a_module_that_does_not_run_is_a_fault_of_the_job() -> None:
-    with pytest.raises(JobError, match=r"does not run on a few samples \(nothing is left\)"):
+    with pytest.raises(
+        JobError, match=r"does not run on a few samples \(forward at \S+ raised ValueError: nothing is left\)"
+    ):
         run_for_shapes(Gated(True), (torch.zeros(2, 3), torch.zeros(2, 1)))
 
 
