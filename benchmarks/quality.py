@@ -132,7 +132,7 @@ FAMILIES = {
         "flights", _ADAMW, 256, 25, 24, ((5e-4, 1e-3, 2e-3), (1e-3, 2e-3, 4e-3)),
     ),
     "MLP": Family(
-        _mlp(None), "images", {"name": "sgd", "schedule": "cosine"}, 128, 50, 60, ((0.1, 0.2), (0.1, 0.2, 0.4)),
+        _mlp(None), "images", {"name": "sgd", "schedule": "cosine"}, 128, 50, 60, ((0.2, 0.4, 0.8), (0.2, 0.4, 0.8)),
     ),
     "MLP with BatchNorm": Family(
         _mlp("batch"), "images", {"name": "sgd", "schedule": "cosine"}, 128, 50, 60, ((0.2, 0.4), (0.2, 0.4, 0.8)),
