@@ -70,6 +70,19 @@ def add(
         ),
     ] = None,
     if_running: Annotated[IfRunning, typer.Option(help="What to do if the run before still trains.")] = IfRunning.skip,
+    varied: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="A setting and its values: train with each, as `idletrain sweep` does; repeat for more.",
+            metavar="PATH=A,B",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="USD that the runs of --set may cost each time.", metavar="5usd", show_default=False),
+    ] = None,
     directory: Directory = None,
 ) -> None:
     """Run a job at set times, such as --cron "0 2 * * *" --tz Europe/Paris for every night at two."""
@@ -89,7 +102,11 @@ def add(
         on=trigger,
         if_running=if_running.value,
         created=utc_now(),
+        varied=tuple(varied or ()),
+        budget=budget or "",
     )
+    if budget and not varied:
+        faults.append("--budget: is of the runs of --set; write nodes.budget_usd into the job")
     settings = _checked(schedule, store, faults)
     store.add(schedule)
     try:
@@ -124,7 +141,7 @@ def list_(directory: Directory = None) -> None:
             last = [f"unknown: {error}"]
         following = next(times(schedule.cron, schedule.tz, utc_now()))
         typer.echo(f"{name}: {schedule.cron} {schedule.tz}, {schedule.cloud} nodes, started by {schedule.on}")
-        typer.echo(f"  job   {schedule.job}")
+        typer.echo(f"  job   {' '.join((schedule.job, *schedule.varied))}")
         typer.echo(f"  next  {_local(following, schedule)}")
         for label, line in zip_longest(("last",), reversed(last or ["never"]), fillvalue=""):
             typer.echo(f"  {label:<5} {line}")
@@ -197,12 +214,14 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
     except JobError as error:
         faults += error.faults
     if schedule.starts_in_cloud:
+        if schedule.varied:
+            faults.append(f"--set: {schedule.on} starts one run at a time; use --on crontab, systemd or loop")
         try:
             faults += _cloud_schedules(schedule.on).faults(schedule, job.cloud.image if job else "unknown")
         except JobError as error:
             faults += error.faults
     else:
-        faults += _provider_faults(schedule.cloud, job)
+        faults += _provider_faults(schedule, job)
         if schedule.on != LocalTrigger.loop and (fault := _triggers()[schedule.on].fault()):
             faults.append(fault)
     if faults or job is None:
@@ -210,16 +229,19 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
     return job
 
 
-def _provider_faults(name: str, job: Job | None) -> tuple[str, ...]:
+def _provider_faults(schedule: Schedule, job: Job | None) -> Sequence[str]:
     """Return what the provider of a schedule's nodes refuses."""
+    from idletrain.cli.sweep import sweep_faults
     from idletrain.providers.protocol import LaunchRequest
     from idletrain.providers.table import provider_named
 
     try:
-        provider = provider_named(name, LaunchRequest())
+        provider = provider_named(schedule.cloud, LaunchRequest())
     except JobError as error:
         return error.faults
-    return tuple(provider.faults(job)) if job else ()
+    if job and schedule.varied:
+        return sweep_faults(provider, job, schedule.varied, schedule.budget)
+    return provider.faults(job) if job else ()
 
 
 def _install(schedule: Schedule, job: Job, store: ScheduleStore) -> None:

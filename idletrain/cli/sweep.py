@@ -16,7 +16,7 @@ from idletrain.cli.cloud_records import bill_of
 from idletrain.cli.places import events_of, find_run
 from idletrain.cli.trust import import_from_here
 from idletrain.errors import JobError, RunError
-from idletrain.providers.protocol import CloudProvider, LaunchRequest
+from idletrain.providers.protocol import CloudProvider, LaunchRequest, Provider
 from idletrain.providers.table import provider_named
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ def sweep(
     ] = None,
     scheduler: Annotated[str | None, typer.Option(help="Use this Dask cluster instead of local workers.")] = None,
     cloud: Annotated[str | None, typer.Option(help="Where machines come from: aws, sandbox, ...")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The sweep's name, of which its runs' begin; the job's if none.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Start machines that cost money without asking.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
@@ -59,10 +62,13 @@ def sweep(
     from idletrain.sweeps.running import Sweep, SweepSettings
     from idletrain.sweeps.trial_results import ResultsFile
 
-    base = read_job_file(job, None)
+    base = read_job_file(job, None, name)
     found = trials(base.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])
+    provider = provider_named(cloud or ("scheduler" if scheduler else "local"), LaunchRequest(scheduler=scheduler))
     budget_usd = parse_usd(budget) if budget else None
-    costs = _refuse(base, scheduler, cloud, budget_usd)
+    costs, faults = cost_and_faults(provider, base, budget_usd)
+    if faults:
+        raise JobError(faults)
     watched, better = _watched(base)
     settings = SweepSettings(
         options=[*(("--scheduler", scheduler) if scheduler else ()), *(("--cloud", cloud, "--yes") if cloud else ())],
@@ -109,20 +115,24 @@ def cost_of(record: Mapping[str, Any]) -> float:
     return bill_of(events_of(find_run(str(record["run_dir"]).removesuffix("/"))))["spent_usd"] or 0.0
 
 
-def _refuse(job: Job, scheduler: str | None, cloud: str | None, budget_usd: float | None) -> bool:
-    """Return whether trials cost money.
+def sweep_faults(provider: Provider, job: Job, varied: Sequence[str], budget: str) -> list[str]:
+    """Return what is wrong with a sweep of a job by a provider's nodes."""
+    from idletrain.sweeps.grid import parse_varied, trials
 
-    Raises:
-        JobError: the provider refuses the job, or the trials have no budget.
-    """
-    provider = provider_named(cloud or ("scheduler" if scheduler else "local"), LaunchRequest(scheduler=scheduler))
+    try:
+        trials(job.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])
+        return cost_and_faults(provider, job, parse_usd(budget) if budget else None)[1]
+    except JobError as error:
+        return list(error.faults)
+
+
+def cost_and_faults(provider: Provider, job: Job, budget_usd: float | None) -> tuple[bool, list[str]]:
+    """Return whether trials cost money, and what the provider refuses, or that a budget is missing."""
     costs = isinstance(provider, CloudProvider) and provider.costs_money
-    faults = provider.faults(job)
+    faults = list(provider.faults(job))
     if costs and budget_usd is None:
         faults.append("--budget: is missing; say what all trials together may cost, such as 5usd")
-    if faults:
-        raise JobError(faults)
-    return costs
+    return costs, faults
 
 
 def _watched(job: Job) -> tuple[str, Literal["higher", "lower"]]:

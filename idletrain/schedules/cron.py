@@ -53,6 +53,8 @@ class Schedule:
         on: What starts it: a `LocalTrigger`, or a cloud's name.
         if_running: What to do while the previous run is still running: skip or queue.
         created: When it was created; earlier times are never due.
+        varied: Settings and their values (`PATH=A,B`), if the job is trained with each by `idletrain sweep`.
+        budget: What such a sweep may cost each time, as `--budget` takes it, or empty.
     """
 
     name: str
@@ -64,6 +66,8 @@ class Schedule:
     on: str
     if_running: str
     created: datetime
+    varied: tuple[str, ...] = ()
+    budget: str = ""
 
     @property
     def starts_in_cloud(self) -> bool:
@@ -182,7 +186,12 @@ def run_name(name: str, at: datetime) -> str:
 
 
 def launch_arguments(schedule: Schedule, run: str) -> list[str]:
-    """Return the arguments of `idletrain` that start a run."""
+    """Return the arguments of `idletrain` that start a run, or a sweep of several."""
+    if schedule.varied:
+        options = [argument for text in schedule.varied for argument in ("--set", text)]
+        options += ["--budget", schedule.budget] if schedule.budget else []
+        options += [] if schedule.cloud == "local" else ["--cloud", schedule.cloud, "--yes"]
+        return ["sweep", schedule.job, "--name", run, *options]
     cloud_options = [] if schedule.cloud == "local" else ["--spot", "--cloud", schedule.cloud, "--yes"]
     return ["launch", schedule.job, "--name", run, *cloud_options]
 

@@ -125,7 +125,8 @@ def _plain(record: Schedule | Execution) -> dict[str, Any]:
 
 
 def _schedule(fields: dict[str, Any]) -> Schedule:
-    return Schedule(**{**fields, "created": datetime.fromisoformat(fields["created"])})
+    read = {"created": datetime.fromisoformat(fields["created"]), "varied": tuple(fields.get("varied", ()))}
+    return Schedule(**{**fields, **read})
 
 
 def _execution(fields: dict[str, Any]) -> Execution:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from moto import mock_aws
 from typer.testing import CliRunner, Result
 from waiting import until
@@ -142,6 +144,39 @@ def test_all_faults_are_reported_at_once_and_nothing_is_written(machine: UserMac
     assert [fault.split(":")[0] for fault in faults] == ["NAME", "--cron", "--tz", "data.name", "--on"]
     assert not machine.book.directory.exists()
     assert sorted(path.name for path in machine.path.iterdir()) == ["bin", "job.yaml"]
+
+
+SETTINGS = ("--set", "training.optimizer.lr=0.1,0.2", "--set", "training.rounds=1")
+
+
+def test_a_schedule_trains_with_several_settings(machine: UserMachine, tmp_path: Path) -> None:
+    job = yaml.safe_load(GOOD) | {"nodes": {"count": 1, "memory": "1GiB"}}
+    job["training"] = {"method": "ist", "subnets": 2, "local_steps": 5, "optimizer": {"name": "sgd", "lr": 0.05}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    machine.output(*NIGHTLY, "--on", "loop", *SETTINGS)
+    assert "job.yaml training.optimizer.lr=0.1,0.2 training.rounds=1" in machine.output("list")
+    assert re.search(r"nightly: nightly-\d+-\d+: done", machine.output("run", "nightly"))
+    runs = sorted(path.name for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    assert len(runs) == 2
+    assert all(re.fullmatch(r"nightly-\d{8}-\d{4}-\w{6}", name) for name in runs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (("--on", "loop", "--set", "training.optimizer.lr"), ["--set"]),
+        (("--on", "loop", "--set", "training.subnets=0,2", "--budget", "much"), ["training.subnets"]),
+        (("--on", "loop", "--set", "training.subnets=2", "--budget", "much"), ["--budget"]),
+        (("--on", "loop", "--cloud", "aws", "--set", "training.subnets=2"), ["cloud.image", "--budget"]),
+        (("--on", "aws", "--set", "training.subnets=2"), ["--set", "cloud.image"]),
+        (("--on", "loop", "--budget", "5usd"), ["--budget"]),
+    ],
+)
+def test_settings_that_cannot_be_tried_are_refused(
+    machine: UserMachine, arguments: tuple[str, ...], fields: list[str]
+) -> None:
+    assert [fault.split(":")[0] for fault in machine.faults(*NIGHTLY, *arguments)][: len(fields)] == fields
+    assert not machine.book.names()
 
 
 def test_an_unknown_job_file_and_a_name_that_is_taken_are_sentences(machine: UserMachine) -> None:

@@ -201,6 +201,14 @@ def test_what_a_run_is_started_with() -> None:
     assert launch_arguments(nightly(cloud="aws"), "r")[4:] == ["--spot", "--cloud", "aws", "--yes"]
 
 
+def test_what_a_sweep_is_started_with() -> None:
+    both = nightly(varied=("a=1,2", "b=3"), cloud="local")
+    sets = ["--set", "a=1,2", "--set", "b=3"]
+    assert launch_arguments(both, "r") == ["sweep", "/home/me/job.yaml", "--name", "r", *sets]
+    on_aws = launch_arguments(nightly(varied=("a=1",), budget="5usd", cloud="aws"), "r")
+    assert on_aws[6:] == ["--budget", "5usd", "--cloud", "aws", "--yes"]
+
+
 @settings(deadline=None)
 @given(
     minute=st.integers(0, 59),

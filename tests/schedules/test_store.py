@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -30,6 +31,9 @@ def test_a_schedule_is_read_as_it_was_added(book: ScheduleStore) -> None:
     book.add(schedule("a"))
     assert book.names() == ["a", "b"]
     assert book.get("a") == schedule("a")
+    sweep = replace(schedule("c"), varied=("training.subnets=2,4", "training.seed=1,2"), budget="5usd")
+    book.add(sweep)
+    assert book.get("c") == sweep
 
 
 def test_an_unknown_schedule_is_a_sentence(book: ScheduleStore) -> None:
