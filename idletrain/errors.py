@@ -89,6 +89,26 @@ def _as_faults(told: Callable[[BaseException], str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def user_code_fails(remedy: str) -> Iterator[None]:
+    """Run our own code, by which the user's is called at any depth: what that raises becomes one sentence.
+
+    Args:
+        remedy: What to do then.
+
+    Raises:
+        RunError: the user's code raised something.
+    """
+    try:
+        yield
+    except IdletrainError:
+        raise
+    except Exception as error:
+        if not any(map(_is_the_user_s, traceback.extract_tb(error.__traceback__))):
+            raise
+        raise RunError(f"{placed(error)}{remedy}") from error
+
+
+@contextlib.contextmanager
 def in_python() -> Iterator[None]:
     """Raise errors with the name of an argument in place of the command line's option."""
     try:

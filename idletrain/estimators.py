@@ -25,6 +25,7 @@ from idletrain.nn.ist.modules import copied
 from idletrain.nn.models import mlp
 from idletrain.nn.optim import from_torch
 from idletrain.nn.prepare import prepare
+from idletrain.nn.threads import one_thread
 
 PREDICTED_AT_ONCE = 4096  # samples: of 1,000 features 16 MB
 
@@ -93,7 +94,7 @@ class _Estimator(BaseEstimator):
             options = {**training, "loss": loss, "workers": self.workers, **(self.fit_options or {})}
             return fit(module, data, **options).module
         job = parse_job({"name": "alone", "model": {"factory": "estimator"}, "data": {}, "training": training})
-        with torch.random.fork_rng(devices=[]):  # preparing draws numbers, too
+        with one_thread(), torch.random.fork_rng(devices=[]):  # preparing draws numbers, too
             _, prepared = with_rounds(job, prepare(module, _Arrays(*data), None, loss, job.training))
             return finished_module(prepared, train_alone(prepared))
 

@@ -18,6 +18,18 @@ from idletrain.job import Job
 
 LARGEST_TREE = 100_000  # values of a job, an alias' counted wherever it stands
 LARGEST_FILE_BYTES = 1 << 20
+# What other libraries call our fields.
+OTHER_NAMES = {
+    "learning_rate": "lr",
+    "max_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "batch_size",
+}
+EXAMPLES = {  # of settings, for one who writes something else in their place
+    "MetricSettings": '{metric: "package.module:function", better: lower}',
+    "OptimizerSettings": "{name: adamw, lr: 0.001}",
+    "NodeSettings": "{count: 4}",
+}
 
 
 def load_job(path: Path) -> Job:
@@ -118,7 +130,8 @@ def _missing_targets(tree: dict[str, Any]) -> Iterator[str]:
         package = name.replace(":", ".").split(".")[0] if isinstance(name, str) else ""
         if package and package not in sys.modules and importlib.util.find_spec(package) is None:
             reason = f"No module named {_shown(package)}"
-            yield f"{field}: {_shown(name)} cannot be imported ({reason}); write it as package.module:name"
+            remedy = "write it as package.module:name, and run idletrain in the module's folder"
+            yield f"{field}: {_shown(name)} cannot be imported ({reason}); {remedy}"
     for field in ("train", "test"):
         paths = data.get(field)
         for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else []:
@@ -139,13 +152,19 @@ def _sentence(fault: Any) -> str:
     field = shortened(".".join(str(part) for part in fault["loc"]))
     if fault["type"] == "extra_forbidden":
         known = _fields_at(fault["loc"][:-1])
-        close = difflib.get_close_matches(str(fault["loc"][-1])[:LONGEST_SHOWN], known, n=1)
+        given = str(fault["loc"][-1])[:LONGEST_SHOWN]
+        other = [name for name in [OTHER_NAMES.get(given)] if name in known]
+        close = other or difflib.get_close_matches(given, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
         return f"{field}: is not a field of a job; {hint}"
     if fault["type"] == "missing":
         return f"{field}: is missing; {_purpose(fault['loc'])}"
     if fault["type"] == "string_pattern_mismatch":
         return f"{field}: {_shown(fault['input'])} should be lower-case letters, digits and hyphens, at most 63"
+    if fault["type"] == "invalid_key":
+        return f"{field}: is a number in place of a name; write decimals with a point (0.01), not with a comma"
+    if fault["type"] in ("model_type", "model_attributes_type") and (name := fault["ctx"]["class_name"]) in EXAMPLES:
+        return f"{field}: {_shown(fault['input'])} should be fields and their values, as in {EXAMPLES[name]}"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{field}: {_shown(fault['input'])} {message[:1].lower()}{message[1:]}"
 

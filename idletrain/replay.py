@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from idletrain.errors import RunError
@@ -23,6 +22,7 @@ from idletrain.nn.network import Network
 from idletrain.nn.orders import batch_order
 from idletrain.nn.program import Program
 from idletrain.nn.rolling import RollingSubnets
+from idletrain.nn.threads import one_thread
 from idletrain.rounds.durable.history import read_history
 from idletrain.worker import encoding
 from idletrain.worker.device import compute_repeatably, make_repeatable
@@ -64,14 +64,13 @@ def train_again(run_dir: Path, report: Callable[[int, int], None] = lambda _done
     if not past.is_rolling:
         raise RunError(f"{run_dir}: was trained in rounds; launch its job under another name to have the same bits")
     job, prepared = read_prepared(run_dir)
-    program, threads = prepared.program, torch.get_num_threads()
+    program = prepared.program
     network = Network.of(program, prepared.network)
     rolling = RollingSubnets(program, network, past.lanes)
     samples, differs = program.source.open(), None
-    torch.set_num_threads(1)
     make_repeatable()
     compute_repeatably(wanted=True)
-    try:
+    with one_thread():
         while (rolled := past.rolled.get(rolling.commits)) is not None:
             lane, steps = rolled.update.subnet, rolled.update.steps
             update = _train(program, rolling, lane, steps, samples, job.name)
@@ -79,8 +78,6 @@ def train_again(run_dir: Path, report: Callable[[int, int], None] = lambda _done
                 differs = rolling.commits
             rolling.commit(lane, update, steps)
             report(rolling.commits, len(past.rolled))
-    finally:
-        torch.set_num_threads(threads)
     return Replay(rolling.commits, network.sha256(), past.params_sha256, differs)
 
 

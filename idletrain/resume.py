@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pydantic import BaseModel
+
+from idletrain.errors import shortened
 from idletrain.job import Job
 from idletrain.phases import PhaseSettings
 
@@ -63,9 +66,17 @@ def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> l
         for part in path.split("."):
             old, new = getattr(old, part), getattr(new, part)
         if old != new:
-            was, now = str(old)[:120], str(new)[:120]
-            faults.append(f"{path}: {now} is not what the run began with, {was}; take that or another name")
+            for where, was, now in _differences(path, old, new):
+                faults.append(f"{where}: {now} is not what the run began with, {was}; take that or another name")
     return faults
+
+
+def _differences(path: str, old: object, new: object) -> list[tuple[str, str, str]]:
+    """Return the settings within two values that differ, each with both of its values."""
+    if isinstance(old, BaseModel) and isinstance(new, type(old)):
+        names = type(old).model_fields
+        return [d for name in names for d in _differences(f"{path}.{name}", getattr(old, name), getattr(new, name))]
+    return [] if old == new else [(path, shortened(str(old)), shortened(str(new)))]
 
 
 def _fixed_part(phases: tuple[PhaseSettings, ...]) -> tuple[PhaseSettings, ...]:

@@ -13,7 +13,7 @@ from distributed import Client
 
 from idletrain.cluster import dask_settings
 from idletrain.epochs import with_rounds
-from idletrain.errors import DamageError, IdletrainError, JobError, RunError, reading
+from idletrain.errors import DamageError, IdletrainError, JobError, RunError, reading, user_code_fails
 from idletrain.job import OPEN_SETTINGS, Job
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.prepare import Prepared, prepare_job
@@ -140,8 +140,13 @@ def compose(
     if decided.preemption.policy == "rolling":
         check_rolling(prepared.program)
     decided, prepared = with_rounds(decided, prepared)
-    if options.resume and (faults := _resume_faults(decided)):  # of rounds that were not known before
-        raise JobError(faults)
+    if options.resume:
+        past = read_history(decided.run_dir)
+        if faults := _resume_faults(decided):  # of rounds that were not known before
+            raise JobError(faults)
+        if past.status == "completed":
+            rounds = decided.training.rounds
+            report(f"run {decided.name} was complete after {past.rounds} rounds; it goes on to {rounds}")
     watch_of(decided.stop, prepared)  # refuses what is not measured
     return Composition(decided, prepared, replace(options, forecast=forecast) if forecast else options)
 
@@ -288,9 +293,10 @@ def _recorder(job: Job, options: RunOptions) -> Iterator[Recorder]:
 
 @contextlib.contextmanager
 def _recording_failure(record: Recorder, directory: RunDirectory) -> Iterator[None]:
-    """Record that the run has ended if it cannot continue."""
+    """Record that the run has ended if it cannot continue, or if the user's own code raises something on the head."""
     try:
-        yield
+        with user_code_fails("; fix it, and go on with --resume"):
+            yield
     except (RunError, DamageError) as error:
         unknown = {"accuracy": None, "loss": None, "params_sha256": None}
         known = {"rounds": directory.round, "run_dir": str(directory.run_dir), "reason": str(error)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,15 @@ def test_there_is_no_traceback_where_nothing_of_the_user_s_raised() -> None:
     error = errors.RunError("x")
     error.__cause__ = ValueError("never raised")
     assert errors.own_traceback(error) == ""
+
+
+def test_what_the_user_s_code_raises_below_ours_is_a_sentence_and_a_bug_of_ours_stays_one() -> None:
+    with pytest.raises(errors.RunError) as caught, errors.user_code_fails("; fix it"):
+        json.loads("{}", object_hook=lambda _: {}["a"])
+    assert str(caught.value).startswith(f"<lambda> at {__file__}:")
+    assert str(caught.value).endswith(" raised KeyError: 'a'; fix it")
+    scope: dict[str, Any] = {}
+    source = "def ours(fails):\n  with fails('; fix it'):\n    {}['a']"
+    exec(compile(source, errors.__file__, "exec"), scope)
+    with pytest.raises(KeyError):
+        scope["ours"](errors.user_code_fails)

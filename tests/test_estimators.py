@@ -85,7 +85,13 @@ def test_workers_train_the_same_network(tmp_path: Path) -> None:
         "random_state": 3,
         "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
     }
-    here = IdletrainClassifier(**settings).fit(x, y)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # as on a machine of two cores: the number decides the bits
+    try:
+        here = IdletrainClassifier(**settings).fit(x, y)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
     there = IdletrainClassifier(**settings, workers=2, fit_options={"run_dir": tmp_path, "name": "t"}).fit(x, y)
     assert (tmp_path / "t" / "wal").exists()
     for name, value in here.module_.state_dict().items():

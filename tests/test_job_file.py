@@ -350,7 +350,7 @@ def test_what_a_faulty_job_s_names_do_not_lead_to_is_reported_with_its_other_fau
         "trainig: is not a field of a job; did you mean training?",
         (
             "model.factory: 'nowhere.at_all:net' cannot be imported (No module named 'nowhere'); "
-            "write it as package.module:name"
+            "write it as package.module:name, and run idletrain in the module's folder"
         ),
         f"data.train: {tmp_path}/y.npy cannot be read (No such file or directory); name an existing file",
         "data.test: none.npz cannot be read (No such file or directory); name an existing file",
@@ -541,3 +541,32 @@ def test_a_field_that_is_wrong_itself_contradicts_none() -> None:
     assert sorted(reported) == sorted(
         ["stop.accuracy", "nodes.count", "preemption.policy", "training.optimizer", "training.exchange.loss"]
     )
+
+
+@pytest.mark.parametrize(
+    ("training", "sentence"),
+    [
+        (
+            {"optimizer": {"name": "sgd", "lr": 0.1, "learning_rate": 0.1}},
+            "training.optimizer.learning_rate: is not a field of a job; did you mean lr?",
+        ),
+        ({"max_epochs": 3}, "training.max_epochs: is not a field of a job; did you mean epochs?"),
+        (
+            {"metrics": {"mae": "network:mae"}},
+            (
+                "training.metrics.mae: 'network:mae' should be fields and their values, as in "
+                '{metric: "package.module:function", better: lower}'
+            ),
+        ),
+        (
+            {"optimizer": {"name": "sgd", "lr": 0.2, 1: None}},  # as YAML reads {lr: 0,2, ...}
+            (
+                "training.optimizer.1: is a number in place of a name; "
+                "write decimals with a point (0.01), not with a comma"
+            ),
+        ),
+    ],
+    ids=["learning_rate", "max_epochs", "a metric's name", "a decimal comma"],
+)
+def test_what_people_write_in_place_of_a_field_is_told_with_the_right_way(training: Any, sentence: str) -> None:
+    assert sentence in faults({**tree(), "training": {**tree().get("training", {}), **training}})

@@ -93,12 +93,18 @@ def test_what_decides_a_run_s_bits_may_not_change_when_it_is_resumed(tmp_path: P
         resume=True,
     )
     assert [fault.split(":")[0] for fault in messages] == [
-        "model",
+        "model.factory",
         "training.subnets",
         "training.seed",
         "preemption.policy",
     ]
     assert "training.seed: 7 is not what the run began with, 0; take that or another name" in messages
+
+
+def test_only_the_settings_that_differ_are_told(tmp_path: Path) -> None:
+    existing(tmp_path, training={"optimizer": {"name": "adamw", "lr": 0.01}})
+    (fault,) = faults(job(tmp_path, training={"optimizer": {"name": "adamw", "lr": 0.02}}), resume=True)
+    assert fault == "training.optimizer.lr: 0.02 is not what the run began with, 0.01; take that or another name"
 
 
 def test_of_a_run_s_phases_only_the_last_may_become_longer(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from idletrain.autotune import forecast, learning_trial, step_time
 from idletrain.autotune.forecast import AutotuneChoice, FleetFigures, RoundForecast, TrainingOption
-from idletrain.autotune.step_time import one_thread
 from idletrain.errors import JobError
 from idletrain.job import ExchangeSettings, Job, TrainingSettings
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.prepare import Prepared, prepare_job
 from idletrain.nn.program import Program
+from idletrain.nn.threads import one_thread
 from idletrain.observe.record_fields import ROUND_PARTS
 from idletrain.worker import encoding
 

@@ -309,7 +309,7 @@ def _reasons(
     ranked = sorted(tried.items(), key=lambda item: -item[1])
     if len(ranked) > 1:
         others = ", ".join(
-            f"{pace / tried[option.method]:.2g} x by {name}" for name, pace in ranked if name != option.method
+            f"{name} {pace / tried[option.method]:.2g} times as much" for name, pace in ranked if name != option.method
         )
         yield f"{choice.name} makes the fastest progress ({others})"
     only = "only" if share <= AMORTISED else "still"

@@ -11,6 +11,7 @@ from idletrain.autotune.choose import Prepare, variants
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.job import Job
 from idletrain.nn.memory import WORKER_BYTES
+from idletrain.nn.threads import one_thread
 
 # Over TLS (benchmarks/results/exchange.json), a round trip through the scheduler, and writing and reading an update.
 PULL_BYTES_PER_SECOND, PUSH_BYTES_PER_SECOND = 1.2e9, 0.95e9
@@ -41,7 +42,7 @@ def _processors() -> int:
     return 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
 
 
-@step_time.one_thread()
+@one_thread()
 def steps_here(job: Job, memory_bytes: int, prepare: Prepare) -> dict[str, float]:
     """Return the seconds of a step on this machine alone, by `option_key`, of all that fits a node's memory."""
     return {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 import cloudpickle
 import torch
@@ -22,17 +20,6 @@ from idletrain.worker.device import device_for
 MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after a warm-up step; a plan should take a second, no minute
 FIRST_SPREAD = 0.01  # standard deviation of parameters whose values do not matter
 STEP_PROBE_KEY = "idletrain-fabric-work"  # among a worker's extensions
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread, as a local worker does, within the context."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class StepProbe:

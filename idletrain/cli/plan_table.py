@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from idletrain.autotune.step_time import one_thread, step_seconds
+from idletrain.autotune.step_time import step_seconds
 from idletrain.cli.plan_network import network_lines, network_tables, quiet_table
 from idletrain.job import Job
 from idletrain.nn.ist.groups import Layout, split_share
@@ -22,6 +22,7 @@ from idletrain.nn.outofcore.executing.trainer import scratch_bytes
 from idletrain.nn.outofcore.planning.drawing import bytes_text, plan_text
 from idletrain.nn.outofcore.planning.plan import MemoryPlan
 from idletrain.nn.prepare import Prepared
+from idletrain.nn.threads import one_thread
 from idletrain.phases import TrainingPhase
 from idletrain.rounds import widths as round_widths
 from idletrain.worker import encoding

@@ -173,9 +173,10 @@ def work_of(job: Job, policy: Policy, subnets: int, gigabits: float, step: float
     Raises:
         JobError: the job's network cannot be split so.
     """
-    from idletrain.autotune.step_time import one_thread, step_seconds, typical
+    from idletrain.autotune.step_time import step_seconds, typical
     from idletrain.nn.prepare import prepare_job
     from idletrain.nn.rolling import check_rolling, equal_specs
+    from idletrain.nn.threads import one_thread
     from idletrain.simulation.engine import Work
     from idletrain.worker.encoding import nbytes
 

@@ -326,5 +326,5 @@ def _ending_text(status: str, again: str, note: str) -> str:
         "stopped-early": f"stopped early: {note}",
         "stopped": f"stopped; go on with: {again}",
         "diverged": "stopped: the training diverges (NaN in several attempts); lower training.optimizer.lr, or look "
-        "for NaN in the data",
+        "for NaN in the data or in a loss of your own",
     }[status]

@@ -54,7 +54,8 @@ def status(
         with place.account() as account:
             summary, why, _ = run_status(account, place.run)
     else:
-        summary, why = local_summary(Path(place.run)), ""
+        summary = local_summary(Path(place.run))
+        why = summary.note if summary.status == "failed" else ""
     if as_json:
         typer.echo(json.dumps(summary.as_record()))
         return
@@ -68,7 +69,8 @@ def status(
 def report(
     runs: RunNames,
     to: Annotated[
-        Path | None, typer.Option(help="The HTML file; report.html in the run's directory otherwise.")
+        Path | None,
+        typer.Option(help="The HTML file; report.html in the run's directory, or here for several runs, otherwise."),
     ] = None,
     cloud: FoundCloud = None,
     region: Region = None,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from idletrain.errors import user_code
 from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.batches import call, fresh, tensors_of
 from idletrain.nn.data.seeding import seeded
@@ -36,7 +37,8 @@ def training_loss(module: nn.Module, samples: Samples, program: Program) -> floa
     with seeded(key(program.training.seed, "assembly", "samples")):
         for index in np.array_split(order, -(-len(order) // EVALUATION_BATCH)):
             inputs, target = samples.batch(index)
-            total += float(program.training_loss(call(module, inputs), target)) * len(index)
+            with user_code("model or training.loss: fails in evaluation mode (", ")"):
+                total += float(program.training_loss(call(module, inputs), target)) * len(index)
     return total / len(order)
 
 

@@ -254,7 +254,7 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     if labels is None and loss in (cross_entropy, bce_with_logits, mse):
         raise JobError(f"{fault}call its labels `labels`, or use a function (outputs, batch) -> scalar")
     if loss in (mse, functional.mse_loss) and getattr(labels, "shape", None) != logits.shape:  # torch would broadcast
-        raise JobError(f"{fault}they should have one shape")
+        raise JobError(f"{fault}they should have one shape{_same_shape(logits, labels)}")
     if loss is cross_entropy and (wrong := _wrong_classes(logits, labels)):
         raise JobError(fault + wrong)
     is_class = isinstance(labels, Tensor) and labels.dtype == torch.int64
@@ -273,9 +273,22 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
         )
 
 
+def _same_shape(outputs: Any, labels: Any) -> str:
+    """Return what gives outputs and labels one shape, where they differ by a last dimension of 1; or ""."""
+    shape, other = getattr(outputs, "shape", None), getattr(labels, "shape", None)
+    if shape is None or other is None:
+        return ""
+    if shape == (*other, 1):
+        return "; give labels[:, None] as labels, or return outputs.squeeze(-1)"
+    return "; give labels.squeeze(-1)" if other == (*shape, 1) else ""
+
+
 def _wrong_classes(logits: Tensor, labels: Any) -> str:
     """Return why labels are not the classes that logits `[..., C]` are of, with what to do; or ""."""
     shape = getattr(labels, "shape", None)
+    is_float = isinstance(labels, Tensor) and labels.is_floating_point()
+    if is_float and logits.shape[-1] == 1:
+        return "it is for classes; for regression name mse"
     if shape == logits.shape[:-1]:
         return "" if labels.dtype == torch.int64 else "the number of a class is a whole number: give labels.long()"
     if logits.ndim > 2 and shape == (*logits.shape[:1], *logits.shape[2:]):

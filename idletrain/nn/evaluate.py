@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,13 +80,14 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
     correct, total, values, weights = 0.0, 0, 0.0, 0
     calibration, constant = Calibration(), ConstantPrediction(loss)
     for inputs, target in batches(samples, np.arange(len(samples))):
-        outputs = call(module, inputs)
+        outputs = _run("model", call, module, inputs)
         if hasattr(outputs, "hits"):  # of a very wide output
             weight = outputs.labelled(target)
             correct += outputs.hits(target)
             total += len(target) if isinstance(target, Rows) else weight
             if weight:
-                values, weights = values + float(loss(outputs, target)) * weight, weights + weight
+                values += float(_run("training.loss", loss, outputs, target)) * weight
+                weights += weight
             continue
         for tally in tallies:
             tally.add(outputs, target)
@@ -101,7 +102,7 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
         weight = int(counted.sum())
         if not weight:  # the mean over no label is NaN
             continue
-        value = float(loss(outputs, target))
+        value = float(_run("training.loss", loss, outputs, target))
         values, weights = values + value * weight, weights + weight
         if are_classes and (loss is not model_loss or is_of_classes(value, outputs, target)):
             hits = (logits.argmax(-1) == labels)[counted]
@@ -116,6 +117,16 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
     logged = {name: value for name, value in validation.values().items() if name not in OWN_SCORES}
     metrics = logged | {tally.name: tally.value() for tally in tallies}
     return Score(accuracy, mean, calibration.error, calibration.temperature, constant.loss, metrics)
+
+
+def _run(field: str, function: Callable[..., Any], *inputs: Any) -> Any:
+    """Return what the user's module or loss makes of test data.
+
+    Raises:
+        JobError: it raises something.
+    """
+    with user_code(f"{field}: fails on test data (", ")"):
+        return function(*inputs)
 
 
 def is_of_classes(value: float, outputs: Any, target: Any) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,8 +48,14 @@ def resolve(path: str, field: str) -> Any:
         JobError: there is no such module or attribute, or importing it fails.
     """
     module, _, attribute = path.replace(":", ".").rpartition(".")
-    with user_code(f"{field}: {path!r} cannot be imported (", "); write it as package.module:name"):
-        return getattr(importlib.import_module(module), attribute)
+    remedy = "write it as package.module:name, and run idletrain in the module's folder"
+    with user_code(f"{field}: {path!r} cannot be imported (", f"); {remedy}"):
+        found = importlib.import_module(module)
+    if not hasattr(found, attribute):
+        own = [name for name in vars(found) if not name.startswith("_")]
+        close = difflib.get_close_matches(attribute, own, n=1)
+        raise JobError(f"{field}: {module} has no {attribute}; {f'did you mean {close[0]}?' if close else 'define it'}")
+    return getattr(found, attribute)
 
 
 def made(factory: Callable[..., Any], path: str, args: Mapping[str, Any], section: str) -> Any:
@@ -56,6 +64,21 @@ def made(factory: Callable[..., Any], path: str, args: Mapping[str, Any], sectio
     Raises:
         JobError: it does not take the arguments, or fails without any.
     """
-    before = f"{section}.args: {path} does not take {args}: " if args else f"{section}.factory: {path} fails: "
-    with user_code(before):
+    if fault := _unfit(factory, args):
+        raise JobError(f"{section}.args: {path} does not take {args}: {fault}")
+    with user_code(f"{section}.args: {path} fails with {args}: " if args else f"{section}.factory: {path} fails: "):
         return factory(**args)
+
+
+def _unfit(factory: Callable[..., Any], args: Mapping[str, Any]) -> str:
+    """Return why a factory does not take arguments, those too many before those that are missing; else ""."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # it tells none, as some that are written in C
+        return ""
+    try:
+        signature.bind_partial(**args)
+        signature.bind(**args)
+    except TypeError as error:
+        return str(error)
+    return ""

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from torch import Tensor, nn
 
-from idletrain.errors import JobError, tried_code, user_code
+from idletrain.errors import JobError, user_code
 from idletrain.job import MetricSettings
 from idletrain.nn.checks import outputs_of, trial_pair, very_wide
 from idletrain.nn.data.arrays import Samples
@@ -85,7 +85,7 @@ def _faults(metric: JobMetric, logits: Tensor, labels: Tensor, samples: int) -> 
     tally = Tally(metric)
     tally.add(logits, labels)
     try:
-        with tried_code(), warnings.catch_warnings(action="ignore"):
+        with user_code(""), warnings.catch_warnings(action="ignore"):
             value = math.nan if tally.fault else tally.raw()
     except JobError as error:
         return [f"{field}: does not fit {given}: {error}"]

@@ -20,7 +20,8 @@ from idletrain.nn.buffers import traveling_rules
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
 from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import is_joined
-from idletrain.nn.data.streams import StreamSource, known_length
+from idletrain.nn.data.streams import StreamSource
+from idletrain.nn.data_notes import data_notes
 from idletrain.nn.evaluate import is_of_classes
 from idletrain.nn.faults import FAULTY, FaultCollector, made, resolve
 from idletrain.nn.ist.frozen import without_frozen
@@ -47,7 +48,7 @@ class Prepared:
         module: The module before training.
         test: The test data.
         fallback: Why the method is not the one that the job names, in one sentence; else empty.
-        notes: What of the data's own settings is not kept, one sentence each.
+        notes: What of the data's own settings is not kept, and what is odd about the data, one sentence each.
         metrics: The metrics on the test data.
         logged_better: Which of two values that a validation_step logs is better, by name, where a callback says so.
     """
@@ -210,22 +211,14 @@ def _prepare(
     output = faults.check(check_wide, cuts, samples, memory)
     faults.check(lambda cuts: outer.check_shared(cuts.layout, cuts.training), cuts)
     faults.raise_all()
-    meta, layout = without_frozen(module, cuts.module, cuts.layout)
-    training, fallback = cuts.training, cuts.fallback
+    (meta, layout), training = without_frozen(module, cuts.module, cuts.layout), cuts.training
     program = Program(meta, layout, train, fits, training, memory, output, kinds)
     program = replace(program, joined=is_joined(*pair) or is_joined(*trial), precision=precision)
     program = replace(program, micro_batch=_micro_batch(program))
     network = tuple(tensor_of(module, t.name).detach() for t in layout.tensors)
-    notes = (*how.notes, *([module_checks.COMPILED_NOTE] if compiled else []), *_size_notes(samples, training))
-    return Prepared(program, network, module, test, fallback, notes, measured)
-
-
-def _size_notes(samples: Samples, training: TrainingSettings) -> list[str]:
-    """Return what a step does with fewer samples than it takes."""
-    size, length = training.batch_size, known_length(samples)
-    if length is None or size <= length:
-        return []
-    return [f"training.batch_size: {size} is more than the {length} samples, so that a step has some of them again"]
+    notes = [*how.notes, *([module_checks.COMPILED_NOTE] if compiled else [])]
+    notes += data_notes(samples, fits, training.batch_size)
+    return Prepared(program, network, module, test, cuts.fallback, tuple(notes), measured)
 
 
 def _fit_test(how: Reading, test: Any) -> Any:

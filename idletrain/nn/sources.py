@@ -78,7 +78,8 @@ def _files(where: str | tuple[str, str], field: str, data: DataSettings, most_ro
     if not where.endswith(".npz"):
         raise JobError(
             f"{field}: {where!r} should be an .npz file, a pair [inputs, labels] of .npy or IDX files, a folder of "
-            "images, or sparse rows: an extreme-classification .txt, or a pair of CSR .npz"
+            "images, or sparse rows: an extreme-classification .txt, or a pair of CSR .npz; read other files, such as "
+            "CSV, by a function that data.factory names"
         )
     both = _pinned(where, field)
     return FileSource(both, both, field=field)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from idletrain.errors import JobError, tried_code
+from idletrain.errors import JobError, user_code
 from idletrain.nn.data.batches import labels_of, prediction
 
 OWN_SCORES = ("accuracy", "loss", "calibration_error", "temperature", "constant_loss")
@@ -98,7 +98,7 @@ class Tally:
             self._batches.append(pair)
             return
         try:
-            with tried_code(), warnings.catch_warnings(action="ignore"):
+            with user_code(""), warnings.catch_warnings(action="ignore"):
                 self._measure.update(*pair)
         except JobError as error:
             self.fault = f"metric {self.name} cannot be computed: {error}"
@@ -108,7 +108,7 @@ class Tally:
         number: Any = math.nan
         if not self.fault:
             try:
-                with tried_code(), warnings.catch_warnings(action="ignore"):
+                with user_code(""), warnings.catch_warnings(action="ignore"):
                     number = float(self.raw())
             except JobError as error:
                 self.fault = f"metric {self.name} cannot be computed: {error}"

@@ -26,6 +26,16 @@ BARS = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 60  # fits 80 columns beside the curve's range
 FRAMES_PER_SECOND = 4
 TROUBLES = ("paused", "resumed", "waiting", "worker_refused", "worker_sick")  # must be seen even with JSON output
+USELESS = (
+    "a prediction that is the same for all samples is no worse: train longer, try another learning rate, or scale "
+    "targets and inputs to about 0 and 1"
+)
+REFUSALS = {
+    "not-finite": "it holds NaN or infinity",
+    "corrupt": "it was damaged on its way",
+    "wrong-shape": "it does not fit the subnet",
+    "hung": "its worker had hung",
+}
 LATE_REPLIES = ("stale-epoch", "stale-round", "not-leased", "enough")  # to an update that is not needed any more
 LINE_SECONDS = 10.0  # between plain progress lines when nothing else happens
 WORKER_STATES = {True: "[yellow]draining", False: "[green]training"}
@@ -152,7 +162,8 @@ def _describe_lost(event: Record) -> str | None:
 def _describe_refused(event: Record) -> str | None:
     if event["reply"] in LATE_REPLIES:
         return None
-    return f"subnet {event['subnet']} of round {event['round']}: a push was refused ({event['reply']})"
+    why = REFUSALS.get(event["reply"], event["reply"])
+    return f"subnet {event['subnet']} of round {event['round']}: an update is refused: {why}"
 
 
 def _describe_reason(event: Record) -> str:
@@ -175,6 +186,7 @@ _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
     "resumed": _describe_reason,
     "waiting": _describe_reason,
     "stopping": _describe_reason,
+    "run_ended": lambda e: f"{e['status']}: {e['reason']}" if e.get("reason") else None,
     "instance_launched": lambda e: f"{e['instance']} launched ({e['market']} {e['type']} in {e['zone']})",
     "instance_ended": lambda e: f"{e['instance']} ended ({e['reason']})",
     "worker_at_risk": lambda e: f"{e['worker']} may be preempted soon: saving its progress, launching a spare",
@@ -205,7 +217,7 @@ def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[s
         f"  {summary.bytes_down / 1e6:.0f} MB pulled, {summary.bytes_up / 1e6:.0f} MB pushed",
         *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
         *(f"  warning: {reason}" for reason in summary.warnings),
-        *(["  warning: a prediction that is the same for all samples is as good"] if _is_useless(summary) else []),
+        *([f"  warning: {USELESS}"] if _is_useless(summary) else []),
         f"  {summary.run_dir}",
     ]
 

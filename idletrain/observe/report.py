@@ -156,7 +156,7 @@ def comparison(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
     if any(view["cost"] for view in views):
         rows.append(("cost", [charts.usd((view["cost"] or {}).get("spent_usd")) for view in views]))
         rows.append(("wasted by preemption", [charts.usd(run.wasted_usd) for run in runs]))
-    return rows + _differences(runs)
+    return [row for row in rows if set(row[1]) != {charts.NOTHING}] + _differences(runs)
 
 
 def loss_plot(runs: Sequence[PastRun]) -> list[str]:

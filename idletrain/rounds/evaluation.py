@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from torch import nn
@@ -114,16 +115,28 @@ class Evaluator:
             return None, None, ()
         of.estimate()
         samples = program.source.open()
-        try:
+        with _running():
             result = score(of.module, self._test.open(), program.loss, tallies) if self._test else None
-        except JobError as error:
-            raise RunError(f"evaluating fails: {error}; fix it, and go on with resume") from error
         if self._on_evaluate:
             _call_back(self._on_evaluate, of, result)
         if compared is None or program.output:  # a very wide output's subnets have losses over other labels
             return result, None, tallies
-        losses = assembly.training_loss(of.training_module(), samples, program), compared
+        with _running():
+            losses = assembly.training_loss(of.training_module(), samples, program), compared
         return result, assembly.warning(program, of.network, of.subnets, losses), tallies
+
+
+@contextlib.contextmanager
+def _running() -> Iterator[None]:
+    """Evaluate: what the user's code raises ends the run.
+
+    Raises:
+        RunError: it raised something.
+    """
+    try:
+        yield
+    except JobError as error:
+        raise RunError(f"evaluating fails: {error}; fix it, and go on with --resume") from error.__cause__
 
 
 def _call_back(on_evaluate: OnEvaluate, of: CommittedNetwork, result: Score | None) -> None:

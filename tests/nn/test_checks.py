@@ -462,3 +462,20 @@ def test_labels_from_1_of_a_model_with_a_loss_of_its_own_are_refused_with_the_sh
         prepare(Own(), MapStyleSource(items), None, None, TrainingSettings(subnets=1))
     told = "data.train: label 3 is beyond the model's 3 outputs, 0 to 2; they begin at 1: subtract 1 from each"
     assert refused.value.faults == (told,)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "loss", "told"),
+    [
+        (1, (24,), "mse", "they should have one shape; give labels[:, None] as labels, or return outputs.squeeze(-1)"),
+        (1, (24, 1), "cross_entropy", "it is for classes; for regression name mse"),
+        (1, (24,), "cross_entropy", "it is for classes; for regression name mse"),
+        (2, (24, 3), "mse", "they should have one shape"),
+    ],
+)
+def test_regression_with_odd_shapes_or_the_default_loss_is_told_what_to_do(
+    outputs: int, labels: tuple[int, ...], loss: str, told: str
+) -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs))
+    y = np.zeros(labels, np.float32)
+    assert fault(module, Given(X[:24], y), loss=loss).endswith(f": {told}")

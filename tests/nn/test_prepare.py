@@ -84,10 +84,25 @@ def test_local_sgd_cuts_nothing() -> None:
     assert got.program.layout.groups == ()
 
 
-@pytest.mark.parametrize("factory", ["no.such:thing", "idletrain.nn.models:mpl", "nothing", "", ":x"])
+@pytest.mark.parametrize("factory", ["no.such:thing", "nothing", "", ":x"])
 def test_a_factory_that_cannot_be_imported(factory: str) -> None:
     assert fault(model={"factory": factory}).startswith(f"model.factory: {factory!r} cannot be imported (")
     assert "write it as package.module:name" in fault(model={"factory": factory})
+
+
+def test_a_name_that_a_module_does_not_have() -> None:
+    told = "model.factory: idletrain.nn.models has no "
+    assert fault(model={"factory": "idletrain.nn.models:mpl"}) == f"{told}mpl; did you mean mlp?"
+    assert fault(model={"factory": "idletrain.nn.models:zebra"}) == f"{told}zebra; define it"
+
+
+def test_a_factory_is_blamed_for_what_it_raises_and_its_arguments_only_where_it_does_not_take_them() -> None:
+    args = {"widths": [64, 10], "depth": 3}
+    told = fault(model={"factory": MLP, "args": args})
+    assert told == f"model.args: {MLP} does not take {args}: got an unexpected keyword argument 'depth'"
+    told = fault(data={"factory": "builtins:open", "args": {"file": "none.csv"}})
+    assert told.startswith("data.args: open fails with {'file': 'none.csv'}: ")
+    assert "none.csv" in told
 
 
 def test_a_factory_that_returns_no_module() -> None:
@@ -107,7 +122,8 @@ def test_a_factory_that_returns_no_module() -> None:
 )
 def test_arguments_that_the_factory_does_not_take(args: dict[str, Any], reason: str) -> None:
     told = fault(model={"factory": MLP, "args": args})
-    assert told.startswith(f"model.args: {MLP} does not take {args}: ")
+    how = "does not take" if "width" in args else "fails with"
+    assert told.startswith(f"model.args: {MLP} {how} {args}: ")
     assert reason in told
 
 
@@ -204,7 +220,9 @@ def test_nan_and_infinity_in_the_data(tmp_path: Path, value: float) -> None:
 def test_data_that_are_not_numbers(tmp_path: Path) -> None:
     told = fault(model=mlp(4, 8, 3), data=save(tmp_path, x=np.full((8, 4), "a"), y=np.zeros(8, int)))
     assert told.startswith("data.train: the array x of ")
-    assert told.endswith("d.npz holds str32; write it as floats, integers or booleans")
+    assert told.endswith(
+        "d.npz holds str32; write it as floats, integers or booleans, texts by a column for each (one-hot) or as codes"
+    )
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
@@ -215,7 +233,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_a_file_of_unknown_kind() -> None:
     assert fault(data={"train": "data.csv"}) == (
         "data.train: 'data.csv' should be an .npz file, a pair [inputs, labels] of .npy or IDX files, a folder of "
-        "images, or sparse rows: an extreme-classification .txt, or a pair of CSR .npz"
+        "images, or sparse rows: an extreme-classification .txt, or a pair of CSR .npz; read other files, such as CSV, "
+        "by a function that data.factory names"
     )
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from test_summary import CHURN, RECORD_KEYS, event, joined, leased, lost, staged, started, summary_of
 
 from idletrain.observe.display import (
+    USELESS,
     JsonDisplay,
     LineDisplay,
     ScreenDisplay,
@@ -106,7 +107,7 @@ def test_a_screen_without_any_event_is_drawn() -> None:
         (lost(1.0, 3, "kill", 0, 0, 0.0), None),
         (
             event("refused", 1.0, round=2, subnet=1, reply="corrupt"),
-            "subnet 1 of round 2: a push was refused (corrupt)",
+            "subnet 1 of round 2: an update is refused: it was damaged on its way",
         ),
         (event("worker_refused", 1.0, worker="w", reason="version"), "worker refused: version"),
         (event("paused", 1.0, reason="no room"), "paused: no room"),
@@ -151,7 +152,7 @@ def test_the_display_fits_where_output_goes() -> None:
 
 def test_a_network_that_is_no_better_than_a_constant_prediction_is_told_so() -> None:
     summary = summary_of(CHURN)
-    told = "  warning: a prediction that is the same for all samples is as good"
+    told = f"  warning: {USELESS}"
     assert "loss 0.5000 (a constant prediction's: 2.3000)" in "\n".join(final_lines(summary, "done"))
     assert told not in final_lines(summary, "done")
     summary.constant_loss = 0.5
@@ -181,3 +182,9 @@ def test_the_progress_tells_what_was_spent_and_the_price_of_an_hour() -> None:
 def test_an_update_that_is_no_longer_needed_is_no_alarm(reply: str, shown: bool) -> None:
     line = describe_event(event("refused", 1.0, round=0, subnet=1, attempt=1, reply=reply))
     assert bool(line) is shown
+
+
+def test_why_a_run_failed_is_a_line() -> None:
+    ended = {"status": "failed", "rounds": 1, "params_sha256": None, "run_dir": "runs/t"}
+    assert describe_event(event("run_ended", 1.0, **ended, reason="own: no such thing")) == "failed: own: no such thing"
+    assert describe_event(event("run_ended", 1.0, **{**ended, "status": "completed"})) is None

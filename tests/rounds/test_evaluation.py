@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import idletrain
+from idletrain.errors import RunError
 from idletrain.nn.data.known import digits
 from idletrain.rounds.durable import module_state, snapshots
 
@@ -92,3 +94,41 @@ def test_a_snapshot_beside_an_evaluation_can_be_exported_once_that_has_ended(
         state, _ = every_round[round_]
         read = module_state.read(tmp_path / "t", round_)
         assert all(np.array_equal(read[name], value) for name, value in state.items())
+
+
+class Breaks:
+    """A loss that raises for more samples than so many."""
+
+    __name__ = "breaks"
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if len(outputs) > self.most:
+            raise KeyError("weights")
+        return nn.functional.cross_entropy(outputs, labels)
+
+
+PLACE = r"__call__ at \S+test_evaluation.py:\d+ raised KeyError: 'weights'"
+
+
+@pytest.mark.parametrize(
+    ("most", "told"),
+    [
+        (100, PLACE),  # as steps are planned
+        (200, rf"evaluating fails: training.loss: fails on test data \({PLACE}\)"),
+    ],
+)
+def test_a_loss_that_raises_on_the_head_ends_the_run_in_a_sentence_that_the_records_keep(
+    tmp_path: Path, most: int, told: str
+) -> None:
+    events: list[Any] = []
+    with pytest.raises(RunError) as caught:
+        idletrain.fit(
+            net(), *digits(), method="ist", subnets=2, local_steps=2, rounds=2, workers=1, name="t", run_dir=tmp_path,
+            loss=Breaks(most), on_event=events.append,
+        )  # fmt: skip
+    assert re.fullmatch(rf"{told}; fix it, and go on with resume=True", str(caught.value)), caught.value
+    (ended,) = [event for event in events if event["kind"] == "run_ended"]
+    assert (ended["status"], ended["reason"]) == ("failed", str(caught.value).replace("resume=True", "--resume"))
