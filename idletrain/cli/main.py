@@ -10,7 +10,7 @@ import tempfile
 import traceback
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -62,12 +62,22 @@ def main() -> None:
         sys.exit(INTERRUPTED_EXIT)
     except Exception as error:  # noqa: BLE001 (the one place for bugs)
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # usage errors of the parser
-            typer.echo(f"idletrain: {error.format_message().rstrip('.')}; see idletrain --help", err=True)
+            command = _command_of(getattr(error, "ctx", None))
+            typer.echo(f"idletrain: {error.format_message().rstrip('.')}; see {command} --help", err=True)
             sys.exit(error.exit_code)
         typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
         sys.exit(BUG_EXIT)
     finally:  # else `python -m` ends by SIGINT after Ctrl-C inside a string that exec runs, as dataclasses do on import
         exec("")  # noqa: S102
+
+
+def _command_of(context: Any) -> str:
+    """Return the command line, without arguments, that a usage error is of."""
+    names: list[str] = []
+    while context and context.parent:
+        names.append(context.info_name)
+        context = context.parent
+    return " ".join(("idletrain", *reversed(names)))
 
 
 def bypass_proxies(environment: MutableMapping[str, str]) -> None:

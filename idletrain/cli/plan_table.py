@@ -226,7 +226,8 @@ def _advice(layout: Layout, copies: int, held: float) -> str:
 
 def _subnets(job: Job, prepared: Prepared, planned: _PhasePlan, memory: int) -> Table:
     table = quiet_table(f"subnets; a worker has {bytes_text(memory)} for each")
-    for column in ("subnet", "worker", "share", "parameters", "down", "up", "memory", "compute"):
+    shared = len(planned.subnets) > job.nodes.count
+    for column in ("subnet", *(["worker"] if shared else []), "share", "parameters", "down", "up", "memory", "compute"):
         table.add_column(column, justify="right")
     table.add_column("widths")
     program, shares = prepared.program, planned.shares
@@ -236,7 +237,7 @@ def _subnets(job: Job, prepared: Prepared, planned: _PhasePlan, memory: int) -> 
     for k, subnet in enumerate(planned.subnets):
         table.add_row(
             str(k),
-            str(k % job.nodes.count),
+            *([str(k % job.nodes.count)] if shared else []),
             f"{shares[k] if neurons else 1:.1%}",
             f"{subnet.parameters:,}",
             *(bytes_text(encoding.nbytes(program, subnet, direction)) for direction in encoding.DIRECTIONS),

@@ -41,7 +41,7 @@ class Infra(StrEnum):
 @app.command(rich_help_panel="Start")
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to write it.", metavar="DIR")] = Path(),
-    template: Annotated[Template, typer.Option(help="What it trains.")] = Template.IMAGE,
+    template: Annotated[Template, typer.Option(help="What it trains; tabular: regression, too.")] = Template.IMAGE,
 ) -> None:
     """Write a job that trains at once, with a network and data of its own to change."""
     typer.echo(f"{folder} has {', '.join(_write(TEMPLATES / template, folder))}; README.md says how to train it")

@@ -117,7 +117,9 @@ def test_how_one_ended_is_known(start: Start, tmp_path: Path) -> None:
     killed.send_signal(signal.SIGKILL)
     assert (killed.wait(), wrong.wait()) == (-signal.SIGKILL, 2)
     killed.send_signal(signal.SIGKILL)  # no error
-    assert (tmp_path / "1.log").read_text() == "idletrain: No such option: --no-such-option; see idletrain --help\n"
+    assert (
+        tmp_path / "1.log"
+    ).read_text() == "idletrain: No such option: --no-such-option; see idletrain worker --help\n"
 
 
 def test_they_end_with_their_parent_and_another_takes_its_place(start: Start) -> None:

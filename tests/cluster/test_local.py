@@ -91,7 +91,9 @@ def test_a_worker_s_own_fault_is_in_its_log(tmp_path: Path) -> None:
         (failing,) = made.start(1)
         while failing in made.alive():
             await asyncio.sleep(0.01)
-        assert made.last_words() == {failing: "idletrain: No such option: --no-such-option; see idletrain --help"}
+        assert made.last_words() == {
+            failing: "idletrain: No such option: --no-such-option; see idletrain worker --help"
+        }
 
     asyncio.run(check())
 
