@@ -245,7 +245,7 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
             {"optimizer": {"name": "sgd", "lr": 0.1, "groups": [{"parameters": ["frist.*"], "lr": 1}]}},
             "training.optimizer.groups.0.parameters: 'frist.*' fits no parameter; names are like",
         ),
-        ({"nodes": 2}, "nodes: 2 should be a valid dictionary or instance of NodeSettings"),
+        ({"nodes": 2}, "nodes: 2 should be fields and their values, as in {count: 4}"),
         ({"log_to": "excel"}, "--log-to: there is no excel; choose from mlflow, wandb"),
         ({"training": None}, "training: None should be a valid dictionary or instance of TrainingSettings"),
         ({"checkpiont": {}}, "fit: checkpiont is no argument; did you mean checkpoint?"),

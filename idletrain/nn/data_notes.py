@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from idletrain.errors import user_code
 from idletrain.nn.checks import READ_SEED
 from idletrain.nn.constant import SQUARED
 from idletrain.nn.data.arrays import Samples
@@ -13,7 +14,7 @@ from idletrain.nn.data.seeding import seeded
 from idletrain.nn.data.streams import known_length
 from idletrain.nn.program import Loss
 
-LOOKED_AT, FEWEST_TARGETS = 256, 16
+LOOKED_AT, FEWEST_TARGETS = 64, 16
 FAR = 20.0  # from unit scale: a network's first outputs are about 1, and a step moves them by about its rate
 
 
@@ -24,6 +25,9 @@ def data_notes(samples: Samples, loss: Loss, batch_size: int) -> list[str]:
         samples: The training data.
         loss: What they are trained by.
         batch_size: How many samples a step takes.
+
+    Raises:
+        JobError: the data's own code fails.
     """
     length = known_length(samples)
     if length is None:
@@ -39,7 +43,7 @@ def data_notes(samples: Samples, loss: Loss, batch_size: int) -> list[str]:
 
 def _far_scale(samples: Samples, looked_at: int) -> str:
     """Return the scale of the first targets if it is far from 1, else ""."""
-    with seeded(READ_SEED):
+    with user_code("data.train: its samples cannot be read (", "); mend the data"), seeded(READ_SEED):
         labels = labels_of(samples.batch(np.arange(looked_at))[1])
     if not isinstance(labels, Tensor) or len(labels) < FEWEST_TARGETS:
         return ""
