@@ -55,7 +55,7 @@ from idletrain.rounds.durable.recovery import Restored, load_result
 from idletrain.run import Composition, RunOptions, compose
 
 
-@in_python()
+@in_python
 def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest are sections)
     module: nn.Module,
     train: Any,

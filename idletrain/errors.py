@@ -10,11 +10,15 @@ IdletrainError          exit code 1
 from __future__ import annotations
 
 import contextlib
+import functools
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
+P = ParamSpec("P")
+T = TypeVar("T")
 LONGEST_SHOWN = 100  # characters of a value, an address or a reason
 SELF_EXPLANATORY = (ImportError, OSError, RuntimeError, TypeError, ValueError)  # whose text needs no name before it
 NOT_THE_USER_S = (*(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
@@ -108,16 +112,21 @@ def user_code_fails(remedy: str) -> Iterator[None]:
         raise RunError(f"{placed(error)}{remedy}") from error
 
 
-@contextlib.contextmanager
-def in_python() -> Iterator[None]:
-    """Raise errors with the name of an argument in place of the command line's option."""
-    try:
-        yield
-    except IdletrainError as error:
-        error.args = tuple(str(text).replace("--resume", "resume=True") for text in error.args)
-        if isinstance(error, JobError):
-            error.faults = tuple(error.args[0].split("\n"))
-        raise
+def in_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function's errors name its argument and not the command line's option, without the package's own frames."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except IdletrainError as error:
+            error.args = tuple(str(text).replace("--resume", "resume=True") for text in error.args)
+            if isinstance(error, JobError):
+                error.faults = tuple(error.args[0].split("\n"))
+            fault = error.with_traceback(None)
+        raise fault
+
+    return called
 
 
 @contextlib.contextmanager

@@ -90,8 +90,15 @@ def test_a_notebook_shows_a_fault_in_its_own_lines_and_the_user_s_traceback() ->
 
 @pytest.mark.parametrize("error", [errors.JobError(["a", "add --resume"]), errors.RunError("add --resume")])
 def test_from_python_an_error_names_the_argument(error: errors.IdletrainError) -> None:
-    with pytest.raises(type(error)) as caught, errors.in_python():
-        raise error
+    @errors.in_python
+    def deep(levels: int) -> None:
+        if not levels:
+            raise error
+        deep.__wrapped__(levels - 1)  # type: ignore[attr-defined]
+
+    with pytest.raises(type(error)) as caught:
+        deep(5)
+    assert [entry.name for entry in caught.traceback] == ["test_from_python_an_error_names_the_argument", "called"]
     assert str(caught.value).endswith("add resume=True")
     assert getattr(caught.value, "faults", ("add resume=True",))[-1] == "add resume=True"
 

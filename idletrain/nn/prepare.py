@@ -162,7 +162,8 @@ def named_loss(loss: str | Loss | None) -> Loss | None:
     if loss in LOSSES:
         return LOSSES[loss]
     if ":" not in loss and "." not in loss:
-        raise JobError(f"training.loss: {loss!r} should be one of {', '.join(LOSSES)} or package.module:function")
+        own = "package.module:function, such as torch.nn.functional:l1_loss"
+        raise JobError(f"training.loss: {loss!r} should be one of {', '.join(LOSSES)} or {own}")
     function: Loss = resolve(loss, "training.loss")
     return function
 
