@@ -32,4 +32,4 @@ def test_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(folder)}}).execute()
     *_, accuracy, curve = [cell.outputs[-1]["data"]["text/plain"] for cell in notebook.cells if cell.get("outputs")]
     assert float(accuracy.removeprefix("np.float64(").removesuffix(")")) > 0.5
-    assert np.shape(ast.literal_eval(curve)) == (5, 2)
+    assert np.shape(ast.literal_eval(curve)) == (6, 2)  # after the first of ten rounds, and after every other
