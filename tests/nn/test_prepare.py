@@ -177,7 +177,7 @@ def test_parameter_groups_that_fit_nothing_are_told_with_other_faults() -> None:
 def test_a_loss_that_is_not_known() -> None:
     assert fault(training={"loss": "cross-entropy"}) == (
         "training.loss: 'cross-entropy' should be one of cross_entropy, bce_with_logits, mse, sampled_softmax, "
-        "model or package.module:function"
+        "model or package.module:function, such as torch.nn.functional:l1_loss"
     )
     assert "training.loss: 'no.such:loss' cannot be imported" in fault(training={"loss": "no.such:loss"})
     assert named_loss("torch.nn.functional:l1_loss") is functional.l1_loss
