@@ -34,12 +34,15 @@ class Halving:
         self._study = optuna.create_study(direction=direction, pruner=pruner)
         self._pruned = optuna.trial.TrialState.PRUNED
         self._trials: dict[str, Any] = {}
+        self._reported: dict[str, int] = {}  # rounds of each trial's last value
 
     def report(self, trial: str, rounds: int, value: float) -> bool:
         """Take note of a trial's value after so many rounds; return whether it is to be stopped."""
         known = self._trials.get(trial) or self._trials.setdefault(trial, self._study.ask())
-        if math.isfinite(value):
+        # An evaluation that was late comes with the last round, as the last one does.
+        if math.isfinite(value) and rounds > self._reported.get(trial, 0):
             known.report(value, rounds)
+            self._reported[trial] = rounds
         return bool(not math.isfinite(value) or known.should_prune())
 
     def end(self, trial: str, value: float | None) -> None:

@@ -38,3 +38,10 @@ def test_without_optuna_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(JobError, match="--prune: needs Optuna; pip install optuna"):
         Halving(10, "lower")
+
+
+def test_of_two_values_after_as_many_rounds_the_first_counts() -> None:
+    halving = Halving(10, "lower")
+    assert not halving.report("a", 10, 0.5)
+    assert not halving.report("a", 10, 0.4)  # Optuna takes one a round, and warns
+    halving.end("a", 0.4)
