@@ -83,13 +83,13 @@ def tried_code() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_faults(told: Callable[[BaseException], str]) -> Iterator[None]:
+def _as_faults(sentence: Callable[[BaseException], str]) -> Iterator[None]:
     try:
         yield
     except JobError:
         raise
     except (Exception, SystemExit) as error:
-        raise JobError(told(error)) from error
+        raise JobError(sentence(error)) from error
 
 
 @contextlib.contextmanager

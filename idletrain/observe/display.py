@@ -300,10 +300,13 @@ def _spark(values: Sequence[float]) -> str:
     if not values:
         return "accuracy: -"
     low, high = min(values), max(values)
-    span = max(high - low, 1e-9)
-    shown = values[-BAR_WIDTH:]
-    bars = "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in shown)
+    bars = "".join(bar_of(value, low, high) for value in values[-BAR_WIDTH:])
     return f"accuracy {low:.3f} {bars} {high:.3f}"
+
+
+def bar_of(value: float, low: float, high: float) -> str:
+    """Return the bar of a value: the lowest one at `low`, the highest one at `high`."""
+    return BARS[round((value - low) / max(high - low, 1e-9) * (len(BARS) - 1))]
 
 
 def _workers(summary: Summary) -> Table:

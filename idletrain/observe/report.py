@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from idletrain.observe import charts, cost, record_fields, time_use
-from idletrain.observe.display import BAR_WIDTH, BARS, final_lines
+from idletrain.observe.display import BAR_WIDTH, bar_of, final_lines
 from idletrain.observe.records import Record
 from idletrain.observe.status import View, thinned, view_of
 from idletrain.observe.summary import Summary, summary_of
@@ -170,14 +170,10 @@ def loss_plot(runs: Sequence[PastRun]) -> list[str]:
 
     def bar(curve: Sequence[tuple[float, float]], end: float) -> str:
         y = next((y for x, y in reversed(curve) if x <= end), None)
-        return " " if y is None or end > curve[-1][0] * (1 + 1 / BAR_WIDTH) else BARS[_level(y, low, high)]
+        return " " if y is None or end > curve[-1][0] * (1 + 1 / BAR_WIDTH) else bar_of(y, low, high)
 
     rows = [f"{''.join(bar(curve, end) for end in ends)}  {run.name}" for run, curve in zip(runs, curves, strict=True)]
     return [f"loss over rounds, up to {last}; the lowest bar is {low:.4g}, the highest {high:.4g}", *rows]
-
-
-def _level(value: float, low: float, high: float) -> int:
-    return round((value - low) / max(high - low, 1e-9) * (len(BARS) - 1))
 
 
 def _metric_rows(views: Sequence[View]) -> list[tuple[str, list[str]]]:

@@ -127,7 +127,7 @@ class FittedTable:
             yield Text("\n".join(INDENT + line for line in own), style="dim", no_wrap=True)
 
     def _in_columns(self, *, narrow: bool) -> Table:
-        """Return it in columns, which are as narrow as their numbers if asked to be."""
+        """Return it in columns; narrow ones are as wide as their numbers, below headings of a word a line."""
         padding = (0, 1, 0, 0) if narrow else (0, 1)
         title = self.table.title
         columns = Table(title=title, title_justify="left", box=box.SIMPLE, pad_edge=False, padding=padding)
