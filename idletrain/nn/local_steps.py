@@ -29,6 +29,7 @@ from idletrain.nn.optim.parameter_groups import ParameterSettings
 from idletrain.nn.optim.table import StepSettings, kind_of
 from idletrain.nn.precision import Forward, memory_format
 from idletrain.nn.program import Program
+from idletrain.nn.rate_factors import rate_factors
 from idletrain.optimizer_settings import OptimizerSettings
 
 Update = Callable[[int, nn.Parameter, list[Tensor]], None]  # (place, parameter with .grad, its state) -> moved in place
@@ -118,6 +119,13 @@ class LocalSteps:
                 parameter_groups.settings_of(program.module, names, optimizer), shared, strict=True
             )
         ]
+        factors = rate_factors(
+            program.layout,
+            subnet,
+            parameter_groups.norm_parameters(program.module),
+            by_gradient=kind_of(optimizer).by_gradient,
+        )
+        settings = [own.times(factor) for own, factor in zip(settings, factors, strict=True)]
         self._optimizer = LocalOptimizer(optimizer, names, settings)
         self._factor = 1.0
         self._forward = Forward(

@@ -21,6 +21,10 @@ class ParameterSettings:
     lr: float
     weight_decay: float
 
+    def times(self, factor: float) -> ParameterSettings:
+        """Return the settings with another learning rate by which weights decay as before."""
+        return self if factor == 1 else ParameterSettings(self.lr * factor, self.weight_decay / factor)
+
 
 def settings_of(module: nn.Module, names: Iterable[str], optimizer: OptimizerSettings) -> list[ParameterSettings]:
     """Return each named parameter's settings: those of the first group that fits it, else the optimizer's."""

@@ -87,12 +87,14 @@ class LocalOptimizerKind:
         move_rows: Moves a parameter `(name, parameter, gradient, state, step, settings)` by a row-sparse gradient; None
             if the optimizer takes none.
         refuse_rows: Returns why row-sparse gradients cannot be moved with these settings, or "".
+        by_gradient: Whether a step is as large as the gradient, not only as the learning rate.
     """
 
     state: Callable[[OptimizerSettings], tuple[StateSlot, ...]]
     move_dense: MoveDense | None
     move_rows: MoveRows | None
     refuse_rows: Callable[[OptimizerSettings], str] = lambda _settings: ""
+    by_gradient: bool = False
 
 
 MoveDense = Callable[
@@ -295,7 +297,7 @@ def _row_adagrad_rows(
 
 
 OPTIMIZERS = {
-    "sgd": LocalOptimizerKind(_sgd_state, _sgd_dense, _sgd_rows, _sgd_refuse_rows),
+    "sgd": LocalOptimizerKind(_sgd_state, _sgd_dense, _sgd_rows, _sgd_refuse_rows, by_gradient=True),
     "adam": LocalOptimizerKind(_adam_state, functools.partial(_adam_dense, adam), None, _refuse_all_rows),
     "adamw": LocalOptimizerKind(_adam_state, functools.partial(_adam_dense, adamw), _adamw_rows),
     "adagrad": LocalOptimizerKind(_adagrad_state, None, _adagrad_rows),
