@@ -6,7 +6,8 @@ and others less:
 
 - A step of SGD is as large as the gradient. That of weights into cut neurons is 1/share times as large, as each neuron
   stands for more: their rate is multiplied by the share. Weights out of cut neurons sum over a share of them: their
-  rate is multiplied by 1/share. Weights between two cut layers have both, which is 1.
+  rate is multiplied by 1/share (by the share where the sum's inputs are scaled and not its weights). Weights between
+  two cut layers have both, which is 1.
 - A step of Adam and its like is as large as the rate. The network has a share of the step of scaled weights: their rate
   is multiplied by 1/share.
 
@@ -25,6 +26,9 @@ import numpy as np
 from idletrain.nn.ist.groups import Layout, Neurons
 from idletrain.nn.ist.subnets import Subnet
 
+BY_WEIGHTS = ("weights", "unknown")  # scalings of sums that make a subnet's weights larger
+LARGER = (*BY_WEIGHTS, "inputs")  # those with which a neuron stands for 1/share of them
+
 
 def rate_factors(layout: Layout, subnet: Subnet, norms: Collection[str], *, by_gradient: bool) -> list[float]:
     """Return the factor of each tensor's learning rate.
@@ -36,21 +40,33 @@ def rate_factors(layout: Layout, subnet: Subnet, norms: Collection[str], *, by_g
         by_gradient: Whether the optimizer's steps are as large as gradients, not as the rate.
     """
     scaled = [1.0 if factor is None else float(factor.mean()) for factor in subnet.factors]
-    if not by_gradient:
-        return scaled
+    factors = _by_gradient(layout, subnet, norms) if by_gradient else scaled
+    return [factor if math.isfinite(factor) and factor > 0 else 1.0 for factor in factors]
+
+
+def _by_gradient(layout: Layout, subnet: Subnet, norms: Collection[str]) -> list[float]:
+    """Return the factors for steps that are as large as gradients."""
+    sums = {(sum_.tensor, sum_.dimension): sum_.scaling for sum_ in layout.contractions}
     normalized = {group for t in layout.tensors if t.name in norms for n in t.neurons for group in _groups(layout, n)}
-    summed = {(contraction.tensor, contraction.dimension) for contraction in layout.contractions}
+    larger = {
+        group
+        for tensor in layout.tensors
+        for dimension, neurons in enumerate(tensor.neurons)
+        if sums.get((tensor.name, dimension)) in LARGER
+        for group in _groups(layout, neurons)
+    } - normalized
     factors = []
-    for tensor, own, shape in zip(layout.tensors, scaled, subnet.shapes, strict=True):
-        factor = own
+    for tensor, shape in zip(layout.tensors, subnet.shapes, strict=True):
+        factor = 1.0
         for dimension, (neurons, length) in enumerate(zip(tensor.neurons, shape, strict=True)):
-            of_groups = _groups(layout, neurons)
-            if of_groups & normalized:
+            groups = _groups(layout, neurons)
+            if groups & normalized:
                 factor = 1.0
                 break
-            if of_groups and (tensor.name, dimension) not in summed:
-                factor *= length / tensor.shape[dimension]
-        factors.append(factor if math.isfinite(factor) and factor > 0 else 1.0)
+            if groups & larger:
+                out_of = sums.get((tensor.name, dimension)) in BY_WEIGHTS
+                factor *= (length / tensor.shape[dimension]) ** (-1 if out_of else 1)
+        factors.append(factor)
     return factors
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Given
-from torch import Tensor
+from torch import Tensor, nn
 
 from idletrain.job import TrainingSettings
 from idletrain.nn.ist.subnets import Subnet
@@ -69,25 +69,56 @@ def total(outputs: Tensor, _labels: Tensor) -> Tensor:
     return outputs.sum(-1).mean()
 
 
-def movement(optimizer: dict[str, Any], subnets: int) -> float:
+class Tied(nn.Module):
+    """Embeddings that are the output's weights, too, so that a subnet scales the inputs of their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 64), nn.Linear(64, 5, bias=False)
+        self.up, self.down = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.table(x)
+        logits: Tensor = self.head(hidden + self.down(self.up(hidden).relu()))
+        return logits
+
+
+MODULES = {"mlp": (lambda: mlp((6, 64, 64, 3), None), X), "tied": (Tied, np.zeros(8, np.int64))}
+
+
+def movement(optimizer: dict[str, Any], subnets: int, module: str) -> float:
     """How far one step moves the outputs of a subnet of a network whose neurons are all alike."""
     settings = {"method": "ist", "subnets": subnets, "local_steps": 1, "rounds": 1, "batch_size": 4}
     training = TrainingSettings.model_validate(settings | {"optimizer": optimizer})
-    prepared = prepare(mlp((6, 64, 64, 3), None), Given(X, np.zeros(8, np.int64)), None, total, training)
+    build, inputs = MODULES[module]
+    prepared = prepare(build(), Given(inputs, np.zeros(8, np.int64)), None, total, training)
     program = prepared.program
     network = Network.of(program, [torch.full_like(value, 0.02) for value in prepared.network])
     subnet = program.subnets(0, program.specs((1 / subnets,) * subnets, 1))[0]
     samples, flat = program.source.open(), network.pull(subnet)
     steps = LocalSteps(program, subnet, flat, 0, 0)
     with torch.no_grad():
-        before = steps.module(torch.from_numpy(X))
+        before = steps.module(torch.from_numpy(inputs))
     steps.step(samples, batch_order(samples, program.training), 0)
     with torch.no_grad():
-        return float((steps.module(torch.from_numpy(X)) - before).abs().mean())
+        return float((steps.module(torch.from_numpy(inputs)) - before).abs().mean())
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lion", "rmsprop"])
 @pytest.mark.parametrize("subnets", [2, 4, 8])
-def test_a_step_moves_a_subnet_s_outputs_as_far_as_the_whole_network_s(name: str, subnets: int) -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_a_step_moves_a_subnet_s_outputs_as_far_as_the_whole_network_s(name: str, subnets: int, module: str) -> None:
     optimizer = {"name": name, "lr": 1e-5}
-    assert movement(optimizer, subnets) == pytest.approx(movement(optimizer, 1), rel=0.1)
+    assert movement(optimizer, subnets, module) == pytest.approx(movement(optimizer, 1, module), rel=0.1)
+
+
+def test_weights_of_a_sum_whose_inputs_are_scaled_have_sgd_s_rate_times_the_share() -> None:
+    training = TrainingSettings.model_validate({"method": "ist", "subnets": 4, "local_steps": 1, "rounds": 1})
+    labels = np.zeros(8, np.int64)
+    prepared = prepare(Tied(), Given(labels, labels), None, total, training)
+    assert {sum_.tensor: sum_.scaling for sum_ in prepared.program.layout.contractions}["table.weight"] == "inputs"
+    factors, _ = factors_of(prepared, by_gradient=True)
+    assert factors == {"table.weight": 1 / 4, "up.weight": 1.0, "down.weight": 1.0}
+    factors, _ = factors_of(prepared, by_gradient=False)
+    assert factors == {"table.weight": 1.0, "up.weight": 4.0, "down.weight": 4.0}

@@ -410,6 +410,10 @@ def test_a_gradient_s_moments_are_as_much_smaller_as_weights_are_larger() -> Non
     assert all(torch.equal(unscaled(scaled(values, factor, p), factor, p), values) for p in (1, -1, -2))
 
 
+# What half of an MLP's hidden neurons train with: weights and biases of its three layers.
+RATES = {"sgd": (0.5, 0.5, 1.0, 0.5, 2.0, 1.0), "adamw": (1.0, 1.0, 2.0, 1.0, 2.0, 1.0)}
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -425,21 +429,25 @@ def test_a_scaled_subnet_is_the_narrow_network_trained_by_hand(
     prepared = small_program(norm=None, subnets=2, local_steps=steps, rounds=rounds, batch_size=8, optimizer=optimizer)
     program, samples = prepared.program, prepared.program.source.open()
     network = Network.of(program, prepared.network)
+    adam = optimizer["name"] == "adamw"
     kwargs = {name: value for name, value in optimizer.items() if name != "name"}
+    lr, decay = kwargs["lr"], kwargs["weight_decay"]
     for round_ in range(rounds):
         updates = []
         for k, subnet in enumerate(program.subnets(round_, by_neurons([0.5, 0.5]))):
             flat = network.pull(subnet)
             hand = flat.clone()
             module = assemble(program.module, subnet, hand[: subnet.parameters])
-            plain = (torch.optim.AdamW if optimizer["name"] == "adamw" else torch.optim.SGD)(
-                module.parameters(), **kwargs
-            )
+            groups = [
+                {"params": [parameter], "lr": lr * factor, "weight_decay": decay / factor}
+                for parameter, factor in zip(module.parameters(), RATES[optimizer["name"]], strict=True)
+            ]
+            plain = (torch.optim.AdamW if adam else torch.optim.SGD)(groups, **kwargs)
             parts = [list(views(slot, subnet.shapes)) for slot in hand.split(subnet.parameters)[1:]]
             for i, parameter in enumerate(module.parameters()):
                 names = program.slots[1:]
                 plain.state[parameter] = {name: slot[i] for name, slot in zip(names, parts, strict=True)}
-                if optimizer["name"] == "adamw":
+                if adam:
                     plain.state[parameter]["step"] = torch.tensor(float(round_ * steps))
             order = BatchOrder(0, len(samples), 8, 2)
             work = LocalSteps(program, subnet, flat, k, round_)
