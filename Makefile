@@ -6,7 +6,7 @@ DATA := /usr/share/datasets/fashion-mnist
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes of the tests import the same modules
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test chaos fuzz check docs data tools peers clean
+.PHONY: demo test chaos fuzz check results-check docs data tools peers clean
 
 demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which a node is taken every 15 seconds
 	$(BIN)/idletrain demo
@@ -26,6 +26,9 @@ check: $(READY)  ## style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+results-check: $(READY)  ## name the results in benchmarks/results that are older than the code they measure
+	$(BIN)/python -m benchmarks.stale
 
 docs: $(READY)  ## the documentation, in docs/_build/html; links into other projects' docs with IDLETRAIN_DOCS_ONLINE=1
 	$(BIN)/sphinx-build --builder html --nitpicky --fail-on-warning --keep-going --quiet docs docs/_build/html

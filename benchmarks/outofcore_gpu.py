@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     rows = measure(sizes)
     figures = figures_of(rows)
-    about = {"gpu": torch.cuda.get_device_name(0)}
+    about: dict[str, Any] = {"gpu": torch.cuda.get_device_name(0)}
     return report("outofcore_gpu", options, figures, tables=[table_of(rows)], rows=rows, **about)
 
 

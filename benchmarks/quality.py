@@ -479,7 +479,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     names = [*families] if options.tiny else options.only or [*families]
     comparisons = compare(names, tiny=options.tiny, processes=processes, seconds=options.seconds)
     figures = [figure for one in comparisons for figure in figures_of(one.name, families[one.name], one)]
-    about = {"gpu": torch.cuda.get_device_name(0) if gpu else None}
+    about: dict[str, Any] = {"gpu": torch.cuda.get_device_name(0) if gpu else None}
     tables = [table_of(one.name, one) for one in comparisons if one.runs]
     runs, costs = [run for one in comparisons for run in one.runs], {one.name: one.costs for one in comparisons}
     return report("quality", options, figures, tables=tables, runs=runs, costs=costs, **about)

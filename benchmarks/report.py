@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import psutil
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks import stale
 
 T = TypeVar("T")
 PACKAGES = ("idletrain", "torch", "distributed", "numpy")
@@ -64,13 +66,20 @@ def with_preset(doc: str | None, argv: Sequence[str] | None, full: T, tiny: T) -
     return options, tiny if options.tiny else full
 
 
-def report(name: str, options: argparse.Namespace, figures: Sequence[Figure], **details: Any) -> dict[str, Any]:
+def report(
+    name: str,
+    options: argparse.Namespace,
+    figures: Sequence[Figure],
+    earlier: Mapping[str, Any] | None = None,
+    **details: Any,
+) -> dict[str, Any]:
     """Print the table, write the JSON, and return it.
 
     Args:
         name: The benchmark.
         options: Its command line.
         figures: The measured figures.
+        earlier: The result that this one adds to, so that it is as old as that one.
         details: Further fields of the result: settings and raw samples.
     """
     result = {
@@ -78,6 +87,7 @@ def report(name: str, options: argparse.Namespace, figures: Sequence[Figure], **
         "tiny": options.tiny,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
+        "code": stale.digests(name) if earlier is None else earlier.get("code", {}),
         "versions": {package: importlib.metadata.version(package) for package in PACKAGES},
         "figures": [asdict(figure) for figure in figures],
         **details,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import stale
 from benchmarks.ranking import LEVELS_BELOW, Record, at_best, by_place, ranking, seconds_of
 
-RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN, END = "<!-- results: python -m benchmarks.tables -->", "<!-- end of results -->"
 LINKS_BEGIN, LINKS_END = "<!-- links: python -m benchmarks.tables -->", "<!-- end of links -->"
@@ -39,6 +39,8 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield f"## {result['benchmark'].replace('_', ' ')}\n"
     yield f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 2**30:.0f} GiB; {result['date'][:10]};"
     yield f"{versions}.\n"
+    if paths := stale.changed(result):
+        yield f"Stale: {', '.join(paths)} changed since.\n"
     for table in result.get("tables", ()):
         yield f"{table['title']}\n"
         yield from _table(table["head"], table["rows"])
@@ -66,7 +68,7 @@ def summary(results: list[dict[str, Any]]) -> str:
     rows = ["| bench | figure | value | target | | on | date |", "|---|---|---|---|---|---|---|"]
     rows += [
         f"| {result['benchmark'].replace('_', ' ')} | {f['what']} | {f['value']:.3g} {f['unit']} | {f['target']} "
-        f"| {'met' if f['met'] else '**missed**'} | {result['machine']['cpu']} | {result['date'][:10]} |"
+        f"| {'met' if f['met'] else '**missed**'} | {result['machine']['cpu']} | {_day(result)} |"
         for result in results
         for f in result["figures"]
         if f["met"] is not None
@@ -113,7 +115,7 @@ def modules(results: list[dict[str, Any]]) -> str:
     """Return the table of third-party modules, with the machine and the date."""
     result = next(result for result in results if result["benchmark"] == "modules")
     table = result["tables"][0]
-    on = f"{result['machine']['cpu']}, {result['machine']['cores']} shared cores, {result['date'][:10]}:"
+    on = f"{result['machine']['cpu']}, {result['machine']['cores']} shared cores, {_day(result)}:"
     return "\n".join([on, "", *_table(table["head"], table["rows"])])
 
 
@@ -121,7 +123,7 @@ def recipes(results: list[dict[str, Any]]) -> str:
     """Return a table for each family of the quality bench, with what it ran on and when."""
     lines: list[str] = []
     for result in (result for result in results if result["benchmark"] == "quality"):
-        on = f"{result.get('gpu') or result['machine']['cpu']}, {result['date'][:10]}"
+        on = f"{result.get('gpu') or result['machine']['cpu']}, {_day(result)}"
         for table in result["tables"]:
             lines += [f"{table['title']} ({on}):", "", *_table(table["head"], table["rows"]), ""]
     return "\n".join(lines).rstrip()
@@ -139,7 +141,7 @@ def endings(results: list[dict[str, Any]]) -> str:
             )
     kinds = list(next(iter(losses.values())))
     rows = [[family, *(by_kind[kind] for kind in kinds)] for family, by_kind in losses.items()]
-    on = f"{result['machine']['cpu']}, {result['date'][:10]}:"
+    on = f"{result['machine']['cpu']}, {_day(result)}:"
     return "\n".join([on, "", *_table(["loss", *kinds], rows)])
 
 
@@ -150,8 +152,13 @@ def rates(results: list[dict[str, Any]]) -> str:
     settings = dict.fromkeys(what.partition(":")[0] for what in found)
     head = ["", "best rate", "loss at it", "loss at the rate best whole / at its best"]
     rows = [[name, *(f"{found[f'{name}: {column}']:.3g}" for column in head[1:])] for name in settings]
-    on = f"{result['machine']['cpu']}, {result['date'][:10]}:"
+    on = f"{result['machine']['cpu']}, {_day(result)}:"
     return "\n".join([on, "", *_table(head, rows)])
+
+
+def _day(result: Mapping[str, Any]) -> str:
+    """Return the day of a result, and whether the code that it measures is another by now."""
+    return f"{result['date'][:10]}{', stale' if stale.changed(result) else ''}"
 
 
 def _choice(place: str, ours: Record, best: Record) -> list[str]:
@@ -175,7 +182,7 @@ def between(text: str, begin: str, end: str, content: str) -> str:
 
 def main() -> None:
     """Write RESULTS.md and the tables in docs/."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    results = [json.loads(path.read_text()) for path in sorted(stale.RESULTS.glob("*.json"))]
     (Path(__file__).parent / "RESULTS.md").write_text(page(results))
     for name, begin, end, content in (
         ("results.md", BEGIN, END, summary(results)),

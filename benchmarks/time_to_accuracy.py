@@ -183,14 +183,17 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     except ValueError as error:
         command.error(str(error))
     options.json = options.json or (None if options.tiny else RESULTS)
-    runs: list[Record] = []
+    earlier: dict[str, Any] | None = None
     if options.json and options.json.exists() and not options.tiny:
-        runs = json.loads(options.json.read_text())["runs"]
+        earlier = json.loads(options.json.read_text())
+    runs: list[Record] = earlier["runs"] if earlier else []
 
     def keep(runs: Sequence[Record]) -> dict[str, Any]:
         dates = {"date": max(run["date"] for run in runs)} if runs else {}  # not the date of writing the tables
         tables = tables_of(runs) + levels_of(runs)
-        return report("time_to_accuracy", options, figures_of(runs), tables=tables, notes=NOTES, runs=runs, **dates)
+        return report(
+            "time_to_accuracy", options, figures_of(runs), earlier, tables=tables, notes=NOTES, runs=runs, **dates
+        )
 
     if not options.report:
         runs = carry_out(selection, options.methods, keep, runs)

@@ -321,15 +321,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     except ValueError as error:
         command.error(str(error))
     options.json = options.json or (None if options.tiny else RESULTS)
-    runs: list[dict[str, Any]] = []
+    earlier: dict[str, Any] | None = None
     if options.json and options.json.exists() and not options.tiny:
-        runs = json.loads(options.json.read_text())["runs"]
+        earlier = json.loads(options.json.read_text())
+    runs: list[dict[str, Any]] = earlier["runs"] if earlier else []
     for name in options.methods:
         for entry in (TINY if options.tiny else CONTENDERS)[name]:
             sys.stderr.write(f"{name} {entry.settings}\n")
             record = replay(scenario, name, entry)
             runs = [run for run in runs if (run["contender"], run["settings"]) != (name, entry.settings)] + [record]
-            result = report("trace_goodput", options, figures_of(runs), tables=[table_of(runs)], runs=runs)
+            result = report("trace_goodput", options, figures_of(runs), earlier, tables=[table_of(runs)], runs=runs)
     return result
 
 

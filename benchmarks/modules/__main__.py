@@ -130,8 +130,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--only", nargs="+", metavar="PACKAGE", help="modules of these packages alone")
     command.add_argument("--resume", type=Path, metavar="FILE", help="a result of this benchmark to go on from")
     options = command.parse_args(argv)
-    before = json.loads(options.resume.read_text())["rows"] if options.resume else []
-    known = {(row["package"], row["name"]): row for row in before}
+    earlier = json.loads(options.resume.read_text()) if options.resume else None
+    known = {(row["package"], row["name"]): row for row in (earlier["rows"] if earlier else [])}
     packages = TINY if options.tiny else options.only
     for case in CASES:
         if packages and case.package not in packages:
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 row[stage] = tried(case, stage, longer_rounds(row) if stage == "longer" else None)
                 print(f"{case.package} {case.name}: {row[stage]}", file=sys.stderr, flush=True)
     rows = list(known.values())
-    return report("modules", options, figures_of(rows), rows=rows, tables=[table_of(rows)])
+    return report("modules", options, figures_of(rows), earlier, rows=rows, tables=[table_of(rows)])
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import tables
+from benchmarks import stale, tables
 
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(tables.RESULTS.glob("*.json"))]
+    return [json.loads(path.read_text()) for path in sorted(stale.RESULTS.glob("*.json"))]
 
 
 @pytest.mark.parametrize(
