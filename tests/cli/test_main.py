@@ -238,6 +238,21 @@ def recorded(tmp_path: Path, name: str, records: str = RECORDS) -> Path:
     return run_dir
 
 
+def test_status_reads_a_run_without_importing_torch(tmp_path: Path) -> None:
+    (recorded(tmp_path, "night") / "wal").touch()
+    program = (
+        "import sys\n"
+        "from idletrain.cli import main as cli\n"
+        "sys.argv = ['idletrain', 'status', 'night']\n"
+        "try:\n    cli.main()\n"
+        "finally:\n    print('HEAVY', sorted({'torch', 'distributed', 'boto3'} & sys.modules.keys()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "interrupted" in result.stdout
+    assert "HEAVY []" in result.stdout
+
+
 def test_a_report_is_a_file_in_the_run_s_directory_and_a_few_lines(tmp_path: Path) -> None:
     run_dir = recorded(tmp_path, "night", RECORDS + '{"v": 2, "t": 2.0, "s": 2.0, "kind": "round_com')
     result = run("report", "night", cwd=tmp_path)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from idletrain.errors import DamageError, RunError, reading
 from idletrain.job import Job
 from idletrain.nn.ist.schemes import SubnetSpec
@@ -159,10 +161,10 @@ def _follow(run_dir: Path, rolling: RollingSubnets, past: History) -> list[str]:
     """Commit the updates since, in the log's order; return what is damaged, which ends that."""
     while (next_ := past.rolled.get(rolling.commits)) is not None:
         try:
-            update = updates.read(updates.path_of(run_dir, next_.round), next_.update)
+            change = updates.read(updates.path_of(run_dir, next_.round), next_.update)
         except DamageError as error:
             return [str(error)]
-        rolling.commit(next_.update.subnet, update, next_.update.steps)
+        rolling.commit(next_.update.subnet, torch.from_numpy(change), next_.update.steps)
     return []
 
 
@@ -223,7 +225,7 @@ def apply(
         DamageError: An update does not hold what was written; the network is as before.
     """
     path = updates.path_of(run_dir, round_)
-    network.commit([(subnets[k], updates.read(path, staged[k]), steps[k]) for k in sorted(steps)])
+    network.commit([(subnets[k], torch.from_numpy(updates.read(path, staged[k])), steps[k]) for k in sorted(steps)])
 
 
 def apply_late(
@@ -245,4 +247,4 @@ def apply_late(
         return
     change = updates.read(updates.path_of(run_dir, round_), late.change)
     subnet = program.subnet(of, program.places(specs[of])[k])
-    network.add(subnet, change, steps[of][k] / sum(steps[of].values()))
+    network.add(subnet, torch.from_numpy(change), steps[of][k] / sum(steps[of].values()))

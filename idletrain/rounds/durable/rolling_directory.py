@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from idletrain.nn.rolling import RollingSubnets
@@ -78,7 +79,7 @@ class RollingDirectory(RunDirectory):
         return True
 
     def _commit(self, path: Any, update: updates.StagedUpdate) -> None:
-        self._open.commit(update.subnet, updates.read(path, update), update.steps)
+        self._open.commit(update.subnet, torch.from_numpy(updates.read(path, update)), update.steps)
         self._locate()
 
     async def snapshot_network(self) -> None:

@@ -9,15 +9,16 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from idletrain.errors import DamageError, RunError
-from idletrain.nn.network import Network
 from idletrain.storage import CrashPoint, make_private, owner_only, sync_directory, write_whole
+
+if TYPE_CHECKING:
+    from idletrain.nn.network import Network  # with torch, which takes a second to import
 
 ARRAYS = "arrays.npz"
 SNAPSHOT_CHUNK_BYTES = 1 << 24  # digest and write in pieces that stay in cache
@@ -118,7 +119,7 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
         raise RunError(f"{folder} cannot be read ({error.strerror}); fix that and try again") from None
     if hashlib.sha256(content.data).hexdigest() != digest or content.size != network.flat.numel():
         raise DamageError(f"{folder}: does not hold what was written to it")
-    network.flat.copy_(torch.from_numpy(content))
+    network.flat.numpy()[:] = content
 
 
 def load_arrays(run_dir: Path, round_: int) -> dict[str, NDArray[Any]] | None:

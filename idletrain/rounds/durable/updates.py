@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from idletrain.errors import DamageError, RunError, shortened
 from idletrain.exchange.messages import checksum
@@ -62,7 +61,7 @@ def sync(path: Path) -> None:
     sync_directory(path.parent)
 
 
-def read(path: Path, staged: StagedUpdate) -> Tensor:
+def read(path: Path, staged: StagedUpdate) -> NDArray[np.float32]:
     """Return the flat float32 buffer `[P]` of a staged update, memory-mapped copy-on-write.
 
     Raises:
@@ -84,7 +83,7 @@ def read(path: Path, staged: StagedUpdate) -> Tensor:
         raise DamageError(f"{path}: the update of subnet {staged.subnet} at byte {staged.offset} is damaged")
     if len(content) % np.dtype(np.float32).itemsize:
         raise DamageError(f"{path}: the update of subnet {staged.subnet} is no whole number of values")
-    return torch.from_numpy(content.view(np.float32))
+    return content.view(np.float32)
 
 
 def rounds(run_dir: Path) -> list[int]:
