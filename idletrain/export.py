@@ -60,9 +60,11 @@ class LoadedRun:
         if self.prepared.test is None:
             raise RunError("the job names no test data; add data.test")
         loss = self.prepared.program.loss
-        metrics = (*self.prepared.metrics, *([constant.MAE] if loss in constant.SQUARED else []))
+        own = self.prepared.metrics
+        ours = {name for name in ("MAE", "R2") if not any(one.name.upper().startswith(name) for one in own)}
+        metrics = (*own, *([constant.MAE] if loss in constant.SQUARED and "MAE" in ours else []))
         found = score(self._module, self.prepared.test.open(), loss, [Tally(metric) for metric in metrics])
-        if loss not in constant.SQUARED or not found.constant_loss:
+        if loss not in constant.SQUARED or not found.constant_loss or "R2" not in ours:
             return found
         return replace(found, metrics={**found.metrics, "R2": 1.0 - found.loss / found.constant_loss})
 

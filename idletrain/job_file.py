@@ -39,6 +39,19 @@ def load_job(path: Path) -> Job:
         JobError: the file is missing, is not YAML, or has faults; it holds all of them, one sentence each, with missing
             files and packages that the job names.
     """
+    tree = read_tree(path)
+    try:
+        return parse_job(tree)
+    except JobError as error:
+        raise JobError([*error.faults, *_missing_targets(tree)]) from None
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """Read a job file as plain values, which may be no job yet.
+
+    Raises:
+        JobError: the file is missing, is not YAML, or does not hold fields.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
@@ -55,10 +68,7 @@ def load_job(path: Path) -> Job:
         raise JobError(f"{path}: is not YAML in UTF-8: {error}") from None
     if not isinstance(tree, dict):
         raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
-    try:
-        return parse_job(tree)
-    except JobError as error:
-        raise JobError([*error.faults, *_missing_targets(tree)]) from None
+    return tree
 
 
 def parse_job(tree: dict[str, Any]) -> Job:

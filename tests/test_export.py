@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from conftest import Given
 from safetensors.torch import load_file
 from torch import nn
+from torchmetrics.regression import MeanAbsoluteError, R2Score
 
 from idletrain.errors import RunError
-from idletrain.export import load_run, save, save_pretrained
+from idletrain.export import LoadedRun, load_run, save, save_pretrained
+from idletrain.job import TrainingSettings
+from idletrain.nn.network import Network
+from idletrain.nn.prepare import named_loss, prepare
+from idletrain.nn.user_metrics import checked_metrics
 
 
 def module() -> nn.Module:
@@ -69,3 +77,23 @@ def test_other_modules_and_files_in_the_way_are_told(tmp_path: Path) -> None:
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds no run"):
         load_run(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [({}, {"MAE", "R2"}), ({"r2": R2Score()}, {"r2", "MAE"}), ({"mae": MeanAbsoluteError()}, {"mae", "R2"})],
+    ids=["none", "r2", "mae"],
+)
+def test_a_regression_s_scores_are_each_told_once(own: dict[str, Any], shown: set[str]) -> None:
+    x = torch.linspace(-1, 1, 24).reshape(12, 2)
+    source = Given(x.numpy(), x.sum(1, keepdim=True).numpy())
+    training = TrainingSettings.model_validate({"subnets": 1, "local_steps": 1, "rounds": 1, "loss": "mse"})
+    prepared = prepare(nn.Linear(2, 1), source, source, named_loss("mse"), training)
+    run = LoadedRun(
+        replace(prepared, metrics=checked_metrics(own)), Network.of(prepared.program, prepared.network), 1, (0.5, 0.4)
+    )
+    metrics = run.score().metrics
+    assert set(metrics) == shown
+    with torch.no_grad():
+        expected = float(R2Score()(run.module()(x), x.sum(1, keepdim=True)))
+    assert metrics["r2" if "r2" in own else "R2"] == pytest.approx(expected, rel=1e-4)

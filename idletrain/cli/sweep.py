@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from idletrain.cli.arguments import RUNS, JobFile, read_job_file
+from idletrain.cli.arguments import RUNS, JobFile
 from idletrain.cli.cloud_records import bill_of
 from idletrain.cli.places import events_of, find_run
 from idletrain.cli.trust import import_from_here
@@ -58,18 +58,20 @@ def sweep(
 ) -> None:
     """Train a job with each combination of settings. The same command goes on where it was stopped."""
     import_from_here()
+    from idletrain.job_file import read_tree
     from idletrain.sweeps.grid import parse_varied, trials
     from idletrain.sweeps.running import Sweep, SweepSettings
     from idletrain.sweeps.trial_results import ResultsFile
 
-    base = read_job_file(job, None, name)
-    found = trials(base.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])
+    tree = read_tree(job) | ({"name": name} if name else {})
+    found = trials(tree, [parse_varied(text) for text in varied])
+    first = found[0].job
     provider = provider_named(cloud or ("scheduler" if scheduler else "local"), LaunchRequest(scheduler=scheduler))
     budget_usd = parse_usd(budget) if budget else None
-    costs, faults = cost_and_faults(provider, base, budget_usd)
+    costs, faults = cost_and_faults(provider, first, budget_usd)
     if faults:
         raise JobError(faults)
-    watched, better = _watched(base)
+    watched, better = _watched(first)
     settings = SweepSettings(
         options=[*(("--scheduler", scheduler) if scheduler else ()), *(("--cloud", cloud, "--yes") if cloud else ())],
         parallel=parallel,
@@ -80,7 +82,7 @@ def sweep(
         cost_of=cost_of,
         report=lambda line: typer.echo(f"idletrain: {line}", err=True),
     )
-    under_way = Sweep(found, ResultsFile(RUNS / f"{base.name}.sweep.json"), settings)
+    under_way = Sweep(found, ResultsFile(RUNS / f"{tree['name']}.sweep.json"), settings)
     if costs and not yes:
         typer.confirm(f"{len(found)} trials, for ${budget_usd:.2f} at most. Start?", abort=True)
     asyncio.run(under_way.run())

@@ -88,7 +88,7 @@ def trials(tree: Mapping[str, Any], varied: Sequence[Varied]) -> list[SweepTrial
     """Return a trial for each combination of values, in the order in which they are written.
 
     Args:
-        tree: The job as plain values.
+        tree: The job as plain values; without the varied settings it need not be one.
         varied: What differs.
 
     Raises:
@@ -124,5 +124,6 @@ def _with(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
             raise JobError(f"--set: {path} is no setting of this job; name one as training.optimizer.lr")
         place[last] = value
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-    changed["name"] = f"{changed.get('name')}-{digest[:DIGEST_LETTERS]}"
+    if "name" in changed:
+        changed["name"] = f"{changed['name']}-{digest[:DIGEST_LETTERS]}"
     return changed

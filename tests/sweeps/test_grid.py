@@ -69,6 +69,14 @@ def test_faults_of_all_combinations_are_told_and_each_once() -> None:
     assert any("did you mean optimizer?" in fault for fault in raised.value.faults)
 
 
+def test_what_is_varied_may_be_missing_in_the_job() -> None:
+    tree = {key: value for key, value in TREE.items() if key != "data"}
+    assert [trial.job.data.name for trial in trials(tree, [Varied("data.name", ("digits",))])] == ["digits"]
+    nameless = {key: value for key, value in TREE.items() if key != "name"}
+    with pytest.raises(JobError, match="name: is missing"):
+        trials(nameless, [Varied("training.seed", (1,))])
+
+
 @pytest.mark.parametrize(
     ("varied", "sentence"),
     [
