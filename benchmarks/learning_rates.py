@@ -1,13 +1,12 @@
 """Find the right learning rate for each number of subnets.
 
 A plain MLP without norm on Fashion-MNIST and a pre-LN transformer on text, trained whole and as 2, 4 and 8 subnets at
-several rates of SGD and AdamW, each subnet as many steps; the loss on held-out data at the end. It runs the code that
-workers run, without Dask; one seed.
+several rates of SGD and AdamW that rise and fall as most people let them, each subnet as many steps; the loss on
+held-out data at the end. It runs the code that workers run, without Dask; one seed.
 
     python -m benchmarks.learning_rates [--tiny] [--only FAMILY ...] [--json FILE]
 
-A scaled weight is 1/share times as large in a subnet, and its gradient as large as in the whole network. So a step of
-either optimizer is share times as long relative to the weight, and a larger rate may be right for more subnets.
+Without the factors of `nn.rate_factors` another rate is right for each number of subnets.
 """
 
 from __future__ import annotations
@@ -46,13 +45,14 @@ FULL = {
     ),
 }
 TINY = {"mlp": Sweep(accuracy.TINY["mlp"], (1, 2), {"sgd": (0.05, 0.1), "adamw": (1e-3,)})}
+SCHEDULE = {"schedule": "cosine", "warmup_steps": 50}
 NEAR = 1.02  # a loss this many times the best is as good
 
 
 def run_one(name: str, family: Family, optimizer: str, rate: float, subnets: int) -> dict[str, Any]:
     """Train once on one thread, in a process of its own."""
     torch.set_num_threads(1)
-    row = Row(subnets, {"name": optimizer, "lr": rate}, {})
+    row = Row(subnets, {"name": optimizer, "lr": rate, **SCHEDULE}, {})
     _, end = accuracy.simulate(accuracy.job_of(family, row, seed=0))
     print(f"{name}, {subnets} subnets, {optimizer} {rate:g}: {end}", flush=True)
     result = {"family": name, "optimizer": optimizer, "rate": rate, "subnets": subnets}
