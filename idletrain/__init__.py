@@ -36,7 +36,15 @@ def __getattr__(name: str) -> "Any":
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("idletrain")
     if name in __all__:
+        from idletrain.held_interrupts import interrupts_held
+
         own = {"fit": "api", "FitResult": "fit_result"}
         module = own.get(name) or ("errors" if name.endswith("Error") else "estimators")
-        return getattr(importlib.import_module(f"idletrain.{module}"), name)
+        with interrupts_held("loading torch and Dask"):
+            return getattr(importlib.import_module(f"idletrain.{module}"), name)
     raise AttributeError(f"module 'idletrain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names that a notebook completes."""
+    return [*__all__, "__version__"]

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from idletrain.autotune import choose
@@ -23,7 +24,7 @@ from idletrain.autotune.forecast import FleetFigures
 from idletrain.autotune.local_fleet import local_figures, steps_here
 from idletrain.autotune.probe import probe_fleet
 from idletrain.cluster.access import with_link
-from idletrain.errors import JobError, RefusedError, RunError, in_python, user_code
+from idletrain.errors import JobError, RefusedError, RunError, StoppedError, in_python, user_code, user_code_fails
 from idletrain.export import finished_module
 from idletrain.fabric.measuring.cluster import existing_cluster
 from idletrain.fabric.measuring.nodes import occupied
@@ -53,6 +54,15 @@ from idletrain.providers.scheduler import ExistingScheduler, check_reachable
 from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable.recovery import Restored, load_result
 from idletrain.run import Composition, RunOptions, compose
+
+SCORES = ("accuracy", "loss", "calibration_error", "temperature", "metrics")  # of an evaluation
+_OPTIMIZER_HINT = 'give it as optimizer={"name": "adamw", "lr": 0.001}'
+# Arguments that other libraries have, and what says the same here.
+ELSEWHERE = {
+    **dict.fromkeys(("lr", "learning_rate", "weight_decay", "momentum"), _OPTIMIZER_HINT),
+    **dict.fromkeys(("patience", "early_stopping"), 'give it as stop={"patience": 3}'),
+    "criterion": "did you mean loss?",
+}
 
 
 @in_python
@@ -139,7 +149,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
-    _check_arguments(sections)
+    _check_arguments(module, train, sections)
     module = unwrapped(module)
     lightning, callbacks, held, factors = is_lightning(module), Callbacks(), module, None
     if lightning:
@@ -199,7 +209,14 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     result = _trained(composition, source, test_source, records, on_event)
     trained = as_given(finished_module(composition.prepared, result.network), module)
     trained = plain(trained) if lightning else trained
-    return FitResult(trained, tuple(records), summary.as_record(), job.run_dir, result.rounds)
+    scores = _scores_after(result.rounds, records)
+    return FitResult(trained, tuple(records), {**summary.as_record(), **scores}, job.run_dir, result.rounds)
+
+
+def _scores_after(rounds: int, records: Sequence[Record]) -> dict[str, Any]:
+    """Return the scores of the network that is returned, which may be an earlier one than that of the last round."""
+    found = [event for event in records if event["kind"] == "evaluated" and event["round"] == rounds]
+    return {name: found[-1][name] for name in SCORES if name in found[-1]} if found else {}
 
 
 def _trained(
@@ -224,11 +241,13 @@ def _trained(
         write_signed(job.run_dir / "program.pkl", pickled)
 
     display = choose_display(False, Console(), summary)
-    sinks = (records.append, with_link(job.run_dir, display), *([on_event] if on_event else []))
+    sinks = (records.append, with_link(job.run_dir, display), *([_called(on_event)] if on_event else []))
     with display:
         outcome = _run(composition, sinks, write)
     if outcome.status == "stopped":
-        raise KeyboardInterrupt(f"stopped after round {outcome.rounds}; fit(name={job.name!r}, resume=True) goes on")
+        raise StoppedError(
+            f"stopped after round {outcome.rounds}; the same call with name={job.name!r}, resume=True goes on"
+        )
     if outcome.status == "diverged":
         raise RunError(
             "the training diverges (NaN in several attempts); lower the optimizer's lr, or look for NaN in the data"
@@ -238,19 +257,44 @@ def _trained(
     return load_result(job.run_dir, prepared.program, job.stop.watched)
 
 
-def _check_arguments(sections: Mapping[str, Any]) -> None:
-    """Refuse arguments that `fit` does not have and a job file has no section for.
+def _called(on_event: Callable[[Record], None]) -> Sink:
+    """Return a sink that calls a function until it raises, which ends the run."""
+    failed = False
+
+    def sink(event: Record) -> None:
+        nonlocal failed
+        if failed:
+            return
+        failed = True
+        with user_code_fails("; mend on_event and go on with resume=True"):
+            on_event(event)
+        failed = False
+
+    return sink
+
+
+def _check_arguments(module: Any, train: Any, sections: Mapping[str, Any]) -> None:
+    """Refuse a module and data of another kind, and arguments that `fit` does not have and no section stands for.
 
     Raises:
-        JobError: there is one.
+        JobError: there are some.
     """
+    faults = []
+    if isinstance(module, type):
+        faults.append(f"module: {module.__name__} is a class; give an instance, such as {module.__name__}()")
+    elif not isinstance(module, nn.Module):
+        faults.append(f"module: {type(module).__name__} is no torch.nn.Module; give one")
+    if isinstance(train, np.ndarray | Tensor):
+        faults.append("train: has no labels; give a pair, as in fit(module, (x, y), test=(x_test, y_test))")
     own = [name for name, kind in inspect.signature(fit).parameters.items() if kind.kind is not kind.VAR_KEYWORD]
     known = [*own, *Job.model_fields]
     for name in sections:
         if name not in Job.model_fields:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"its arguments are {', '.join(own)}"
-            raise JobError(f"fit: {name} is no argument; {hint}")
+            faults.append(f"fit: {name} is no argument; {ELSEWHERE.get(name, hint)}")
+    if faults:
+        raise JobError(faults)
 
 
 def _section(own: Mapping[str, Any], given: Any) -> Any:

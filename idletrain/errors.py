@@ -56,6 +56,14 @@ class RefusedError(IdletrainError):
     """A worker and a head do not fit together, for example because their versions differ."""
 
 
+class StoppedError(KeyboardInterrupt):
+    """A run was stopped by Ctrl-C or SIGTERM; its text says how to go on."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the text alone."""
+        return [f"KeyboardInterrupt: {self}"]
+
+
 @contextlib.contextmanager
 def user_code(before: str, after: str = "") -> Iterator[None]:
     """Run the user's own code: whatever it raises becomes a fault of the job, with the user's function and the line.
@@ -123,7 +131,9 @@ def in_python(function: Callable[P, T]) -> Callable[P, T]:
             error.args = tuple(str(text).replace("--resume", "resume=True") for text in error.args)
             if isinstance(error, JobError):
                 error.faults = tuple(error.args[0].split("\n"))
-            fault = error.with_traceback(None)
+            fault: BaseException = error.with_traceback(None)
+        except StoppedError as stop:
+            fault = stop.with_traceback(None)
         raise fault
 
     return called

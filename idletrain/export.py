@@ -120,7 +120,7 @@ def saved_state(run_dir: Path, *, last: bool = False) -> tuple[dict[str, Tensor]
     """Return the state_dict of a run's snapshot, and its round; nothing of the run is imported or unpickled.
 
     Args:
-        run_dir: The run's directory.
+        run_dir: The run's directory, such as `runs/digits`.
         last: Take the newest snapshot, also if the run kept the best network's.
 
     Raises:
@@ -140,11 +140,11 @@ def _watched(run_dir: Path) -> str | None:
         return None
 
 
-def load_run(run_dir: Path, *, last: bool = False) -> LoadedRun:
+def load_run(run_dir: str | Path, *, last: bool = False) -> LoadedRun:
     """Read a run, even while it is under way.
 
     Args:
-        run_dir: The run's directory.
+        run_dir: The run's directory, such as `runs/digits`.
         last: Take the network after the last committed round, also if the run kept the best one.
 
     This executes what the run's `job.json` and `program.pkl` say: do it with runs of people whose code you would run,
@@ -153,6 +153,7 @@ def load_run(run_dir: Path, *, last: bool = False) -> LoadedRun:
     Raises:
         RunError: there is no such run.
     """
+    run_dir = Path(run_dir)
     require_run(run_dir)
     job, prepared = read_prepared(run_dir)
     restored = load_result(run_dir, prepared.program, None if last else job.stop.watched)

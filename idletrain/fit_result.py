@@ -12,7 +12,7 @@ from torch import nn
 from idletrain.errors import RunError
 from idletrain.observe.records import Record
 
-SHOWN_SCORES = ("accuracy", "loss", "train_loss")  # of a result in one line
+SHOWN_SCORES = ("accuracy", "loss", "train_loss")  # of a result in one line; the last one is the last round's
 FIGURE_INCHES = 4.0  # width and height of each curve
 
 
@@ -25,7 +25,8 @@ class FitResult:
             estimated: the best one if `stop` says what tells it (`{"patience": 3}`, `{"metric": "accuracy"}`), else the
             last one.
         records: Every event of the run, in order (their fields are documented in `idletrain.observe.records`).
-        summary: Totals of the events: accuracy, goodput, preemptions, `params_sha256`, ...
+        summary: Totals of the events: goodput, preemptions, `params_sha256`, ...; `accuracy`, `loss` and `metrics` are
+            those of `module`.
         run_dir: The directory that holds the run's durable state.
         rounds: The rounds after which the module was so.
     """
@@ -38,7 +39,8 @@ class FitResult:
 
     def __repr__(self) -> str:
         """Return one line: a notebook shows the result of its last call."""
-        scores = [f"{name} {self.summary[name]:.4g}" for name in SHOWN_SCORES if self.summary.get(name) is not None]
+        names = SHOWN_SCORES if self.rounds == self.summary["rounds"] else SHOWN_SCORES[:-1]
+        scores = [f"{name} {self.summary[name]:.4g}" for name in names if self.summary.get(name) is not None]
         told = ", ".join([f"{self.rounds} rounds", *scores, str(self.run_dir)])
         return f"FitResult({type(self.module).__name__}, {told})"
 

@@ -386,13 +386,15 @@ def test_in_a_notebook_ctrl_c_stops_the_run_and_says_how_to_go_on(tmp_path: Path
     handler = signal.getsignal(signal.SIGINT)
     loop = asyncio.new_event_loop()  # asyncio.run would take SIGINT for itself, which a notebook's kernel does not
     try:
-        with pytest.raises(KeyboardInterrupt, match=r"stopped after round \d+; fit\(name='nb', resume=True\) goes on"):
+        with pytest.raises(KeyboardInterrupt, match=r"stopped after round \d+; the same call with name='nb', ") as stop:
             loop.run_until_complete(cell())
     finally:
         loop.close()
         signal.signal(signal.SIGINT, handler)
     assert seen[-1] == "run_ended"
     assert not has_head(tmp_path / "nb")
+    (line,) = stop.value._render_traceback_()  # what a notebook shows
+    assert line.endswith("resume=True goes on")
 
 
 def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afterwards(tmp_path: Path) -> None:
@@ -614,7 +616,10 @@ def test_fit_stops_early_gives_the_best_network_and_goes_on_with_more_patience(
     assert [seen[k][1]["far"] for k in (1, 2, 3, 4)] == [3.0, 1.0, 2.0, 1.0]
     assert (result.summary["status"], result.summary["rounds"], result.rounds) == ("stopped-early", 4, 2)
     assert result.summary["best"] == {"round": 2, "metric": "far", "value": 1.0}
-    assert result.summary["metrics"]["f1"] == pytest.approx(seen[4][1]["f1"])
+    for name in ("accuracy", "loss"):  # of the network that is returned
+        assert result.summary[name] == pytest.approx(seen[2][1][name])
+    assert result.summary["metrics"]["f1"] == pytest.approx(seen[2][1]["f1"])
+    assert f"2 rounds, accuracy {seen[2][1]['accuracy']:.4g}, loss {seen[2][1]['loss']:.4g}, /" in repr(result)
     assert "stopped early: no better far in 2 evaluations" in capfd.readouterr().err
     for name, value in seen[2][0].state_dict().items():
         assert torch.equal(value, result.module.state_dict()[name]), name
@@ -770,6 +775,64 @@ def test_a_misspelt_argument_is_told_with_those_that_there_are() -> None:
         idletrain.fit(nn.Linear(2, 2), (), round=3)  # type: ignore[arg-type]
     with pytest.raises(JobError, match="fit: xyzzy is no argument; its arguments are module, train, test, loss, "):
         idletrain.fit(nn.Linear(2, 2), (), xyzzy=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "train", "more", "faults"),
+    [
+        (nn.Linear, (), {}, ["module: Linear is a class; give an instance, such as Linear()"]),
+        ("net", (), {}, ["module: str is no torch.nn.Module; give one"]),
+        (nn.Linear(2, 2), np.zeros((4, 2)), {}, ["train: has no labels; give a pair, as in fit(module, (x, y), "]),
+        (
+            nn.Linear(2, 2),
+            (),
+            {"learning_rate": 0.1, "patience": 3},
+            [
+                'fit: learning_rate is no argument; give it as optimizer={"name": ',
+                "patience is no argument; give it as s",
+            ],
+        ),
+    ],
+    ids=["a class", "no module", "no labels", "others' names"],
+)
+def test_what_beginners_give_is_told_with_what_to_give(
+    module: Any, train: Any, more: dict[str, Any], faults: list[str]
+) -> None:
+    with pytest.raises(JobError) as caught:
+        idletrain.fit(module, train, **more)
+    assert [fault in told for fault, told in zip(faults, caught.value.faults, strict=True)] == [True] * len(faults)
+
+
+def test_an_on_event_that_fails_is_called_no_more_and_ends_the_run_in_a_sentence(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def broken(event: Record) -> None:
+        calls.append(event["kind"])
+        raise KeyError("kind")
+
+    with pytest.raises(
+        RunError, match=r"^broken at \S+ raised KeyError: 'kind'; mend on_event and go on with resume=True$"
+    ):
+        idletrain.fit(make_net(), digits()[0], subnets=1, rounds=1, workers=1, run_dir=tmp_path, on_event=broken)
+    assert len(calls) == 1
+
+
+def test_another_network_is_no_damage_to_the_run(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"method": "local-sgd", "subnets": 1, "workers": 1, "name": "r", "run_dir": tmp_path}
+
+    def net(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+    idletrain.fit(net(16), digits()[0], rounds=1, **settings)
+    with pytest.raises(RunError, match="holds a network of another size; go on with the module that the run began"):
+        idletrain.fit(net(8), digits()[0], rounds=2, resume=True, **settings)
+    again = idletrain.fit(net(16), digits()[0], rounds=2, resume=True, **settings)
+    assert again.rounds == 2
+    assert load_run(str(tmp_path / "r")).rounds == 2
+
+
+def test_a_notebook_completes_the_api() -> None:
+    assert {"fit", "FitResult", "IdletrainClassifier", "RunError"} <= set(dir(idletrain))
 
 
 def test_errors_speak_of_arguments(tmp_path: Path) -> None:

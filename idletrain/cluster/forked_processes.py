@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from idletrain.cluster import fork_server, owned_process, warm_parent
 
-IDLE_SECONDS = 10.0  # that it waits for another process to start, as a notebook's next `fit` does
+IDLE_SECONDS = 60.0  # that it waits for another process to start, as a notebook's next `fit` does
 UNUSED_SECONDS = 300.0  # that it waits for the first one: a cloud's head may still boot
 WORKER_ENVIRONMENT = {
     # One thread a worker: the fleet fills the cores, and bits depend on the number of threads.

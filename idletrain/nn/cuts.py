@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from idletrain.errors import JobError, user_code
+from idletrain.held_interrupts import interrupts_held
 from idletrain.job import MemorySettings, Split, TrainingSettings
 from idletrain.nn.checks import check_label_lookup, very_wide
 from idletrain.nn.data.arrays import Samples
@@ -108,7 +109,8 @@ def cuts_or_whole(
         if (trained := _trained_share(module)) < LEAST_TRAINED and not requested.exclude:
             raise UnsplitError(f"only {trained:.1%} of its parameters train, and no others travel")
         # torch imports it where it is first used; stopped in the middle of that, no later use of it would work.
-        importlib.import_module("torch._dynamo")
+        with interrupts_held("loading torch's compiler"):
+            importlib.import_module("torch._dynamo")
         meta, layout = within(
             SEARCH_SECONDS,
             lambda: _guarded_cuts(module, inputs, training, requested, rules),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from idletrain.errors import JobError
+from idletrain.errors import JobError, placed
 from idletrain.observe.provenance import url_parts
 from idletrain.observe.records import Record, Sink
 from idletrain.observe.summary import Summary
@@ -146,7 +146,7 @@ def _listeners(watch: WatchSettings, summary: Summary, run_dir: Path | None) -> 
         yield name, trackers[name](summary)
     if watch.on_round:
         callback = watch.on_round if callable(watch.on_round) else Command(watch.on_round)
-        yield "--on-round", lambda metric: callback(metric.record)
+        yield "--on-round" if isinstance(watch.on_round, str) else "on_round", lambda metric: callback(metric.record)
     if watch.webhook:
         yield "--webhook", Webhook(watch.webhook)
 
@@ -175,7 +175,7 @@ class _BackgroundSink:
 
     def _run(self) -> None:
         while (metric := self._queue.get()) is not None:
-            if self._name == "--on-round" and metric is not self._newest:
+            if self._name in ("--on-round", "on_round") and metric is not self._newest:
                 continue  # a command slower than a round gets only the newest one
             try:
                 self._listener(metric)
@@ -192,7 +192,7 @@ def _error_text(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError | ValueError | OSError):
         reason = getattr(error, "reason", None)
         return f"failed ({reason if isinstance(reason, OSError) else type(error).__name__})"
-    return repr(error)
+    return placed(error)
 
 
 class Command:

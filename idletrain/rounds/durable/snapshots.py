@@ -106,7 +106,7 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
 
     Raises:
         DamageError: The files do not hold what was written.
-        RunError: The files are there and cannot be read.
+        RunError: The files are there and cannot be read, or hold a network of another size.
     """
     folder = run_dir / "snapshots" / f"{round_:08d}"
     try:
@@ -117,8 +117,13 @@ def load(run_dir: Path, round_: int, network: Network) -> None:
         raise DamageError(f"{folder}: is not whole") from None
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({error.strerror}); fix that and try again") from None
-    if hashlib.sha256(content.data).hexdigest() != digest or content.size != network.flat.numel():
+    if hashlib.sha256(content.data).hexdigest() != digest:
         raise DamageError(f"{folder}: does not hold what was written to it")
+    if content.size != network.flat.numel():
+        raise RunError(
+            f"{folder}: holds a network of another size; go on with the module that the run began with, or start under "
+            "another name"
+        )
     network.flat.numpy()[:] = content
 
 

@@ -1,0 +1,47 @@
+"""Hold Ctrl-C back while modules are imported: one that was stopped halfway cannot be used in that process any more."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+SILENT_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def interrupts_held(doing: str) -> Iterator[None]:
+    """Do something to its end; a Ctrl-C meanwhile is raised after it. Say what is done if it takes a second.
+
+    Only the main thread gets Ctrl-C: in another one nothing is held.
+
+    Args:
+        doing: What is done, for a person.
+    """
+    notice = threading.Timer(SILENT_SECONDS, lambda: sys.stderr.write(f"idletrain: {doing} ...\n"))
+    notice.daemon = True
+    notice.start()
+    try:
+        with _held() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
+            yield
+    finally:
+        notice.cancel()
+
+
+@contextlib.contextmanager
+def _held() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):  # ignored, or another language's
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])

@@ -1,0 +1,81 @@
+"""Ctrl-C while modules are imported waits until they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from idletrain import held_interrupts
+from idletrain.held_interrupts import interrupts_held
+
+
+def test_an_interrupt_is_raised_after_what_it_would_have_torn() -> None:
+    done: list[bool] = []
+
+    def work() -> None:
+        with interrupts_held("importing"):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+            done.append(True)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_error_within_is_raised_as_it_is() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ImportError, match="gone"), interrupts_held("importing"):
+        raise ImportError("gone")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_it_works_in_another_thread_and_where_interrupts_are_ignored() -> None:
+    done: list[bool] = []
+
+    def work() -> None:
+        with interrupts_held("importing"):
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        work()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == [True, True]
+
+
+def test_only_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(held_interrupts, "SILENT_SECONDS", 0.05)
+    with interrupts_held("importing"):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "idletrain: importing ...\n"
+    monkeypatch.setattr(held_interrupts, "SILENT_SECONDS", 5.0)
+    with interrupts_held("importing"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_fit_can_be_used_after_a_ctrl_c_while_it_was_loaded() -> None:
+    program = (
+        "import os, signal, sys, threading, idletrain\n"
+        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n    idletrain.fit\n"
+        "except KeyboardInterrupt:\n    print('interrupted', 'idletrain.api' in sys.modules)\n"
+        "idletrain.fit\n"
+        "import dask.utils\n"
+        "print('usable')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "interrupted True\nusable\n", done.stderr
