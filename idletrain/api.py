@@ -117,7 +117,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         subnets: Independent subnets in a round; `{"start": 8, "end": 2}` for phases of 8, 4 and 2.
         copies: Number of them that every neuron is in, up to all: the dial from independent subnets to local SGD.
         local_steps: Steps of each between two exchanges.
-        rounds: Rounds to train; 120 if neither they nor epochs are given.
+        rounds: Rounds to train. If neither they nor epochs are given, 120, or as many as 50 passes over the data take
+            where these are fewer, but at least 10.
         epochs: Passes over the training data, in place of rounds: all subnets together draw as many samples.
         batch_size: Samples a step and subnet; the DataLoader's if None, or 128.
         collate_fn: Makes a batch from a list of a Dataset's items, as a DataLoader's, for samples of several lengths:

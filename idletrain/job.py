@@ -159,7 +159,8 @@ class TrainingSettings(StrictSettings):
     """Share of the rounds, the last ones, in which every subnet is the whole network, as in local SGD, so that neurons
     learn to work together: 0.2 for a fifth. Chosen with the method when that is left out."""
     rounds: Count = 120
-    """Rounds to train; those of all `phases` together."""
+    """Rounds to train; those of all `phases` together. Where neither they nor `epochs` are named, 120, or as many as 50
+    passes over the data take if these are fewer, but at least 10."""
     epochs: float | None = Field(default=None, gt=0)
     """Passes over the training data by all subnets together, in place of `rounds`."""
     batch_size: Count = 128
