@@ -132,6 +132,17 @@ def saved_state(run_dir: Path, *, last: bool = False) -> tuple[dict[str, Tensor]
     return module_state.newest(run_dir) if best is None else (module_state.read(run_dir, best), best)
 
 
+def later_rounds(run_dir: Path, rounds: int, *, last: bool = False) -> str:
+    """Say if a run went on after a saved round, as a sentence; "" if not, or if that round was its best."""
+    past = read_history(run_dir)
+    if past.rounds <= rounds or (not last and past.best_round(_watched(run_dir)) == rounds):
+        return ""
+    return (
+        f"round {rounds} is that of the newest snapshot, and the run went on to round {past.rounds}; export that one "
+        "to .pt, which executes the run's code"
+    )
+
+
 def _watched(run_dir: Path) -> str | None:
     """Return what tells the best network of a run; None if nothing does, or if its job cannot be read any more."""
     try:

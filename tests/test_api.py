@@ -29,7 +29,7 @@ from idletrain import api
 from idletrain.cluster import dask_scheduler
 from idletrain.cluster.local import LocalFleet
 from idletrain.errors import JobError, RunError
-from idletrain.export import LoadedRun, load_run, saved_state
+from idletrain.export import LoadedRun, later_rounds, load_run, saved_state
 from idletrain.fabric.measuring.cluster import existing_cluster
 from idletrain.fit_result import FitResult
 from idletrain.job_file import parse_job
@@ -826,6 +826,8 @@ def test_another_network_is_no_damage_to_the_run(tmp_path: Path) -> None:
     idletrain.fit(net(16), digits()[0], rounds=1, **settings)
     with pytest.raises(RunError, match="holds a network of another size; go on with the module that the run began"):
         idletrain.fit(net(8), digits()[0], rounds=2, resume=True, **settings)
+    assert later_rounds(tmp_path / "r", 1) == ""
+    assert "round 0 is that of the newest snapshot, and the run went on to round 1;" in later_rounds(tmp_path / "r", 0)
     again = idletrain.fit(net(16), digits()[0], rounds=2, resume=True, **settings)
     assert again.rounds == 2
     assert load_run(str(tmp_path / "r")).rounds == 2

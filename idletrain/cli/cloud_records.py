@@ -59,11 +59,11 @@ def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]
     return summary, why, events
 
 
-def bill_of(events: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return what a run has cost and will cost, in USD, and the share saved against on-demand prices."""
+def bill_of(events: list[dict[str, Any]], now: float) -> dict[str, float | None]:
+    """Return what a run has cost until `now` and will cost, in USD, and the share saved against on-demand prices."""
     from idletrain.observe import cost
 
-    bill, now = cost.accrued(events, time.time()), time.time()
+    bill = cost.accrued(events, now)
     return {
         "spent_usd": bill.spent_usd,
         "usd_per_hour": bill.usd_per_hour,

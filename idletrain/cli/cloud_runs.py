@@ -11,7 +11,7 @@ import typer
 
 from idletrain.cli.arguments import FoundCloud, FoundRun, Region
 from idletrain.cli.cloud_records import as_seen_from_here, bill_of, named_prefix, read_events
-from idletrain.cli.places import events_of, find_run
+from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.errors import IdletrainError, RunError
 
 app = typer.Typer()
@@ -46,7 +46,9 @@ def show_cost(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Show what a run has cost, what it would have cost on demand, and what preemption wasted."""
-    totals = bill_of(events_of(find_run(name, cloud, region, here="otherwise")))
+    place = find_run(name, cloud, region, here="otherwise")
+    events = events_of(place)
+    totals = bill_of(events, seen_until(place, events))
     from idletrain.observe.report import cost_line
 
     typer.echo(json.dumps(totals) if as_json else cost_line(totals))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from idletrain.cli.arguments import run_dir_of
 from idletrain.errors import JobError, RunError, reading
 from idletrain.providers.protocol import CloudProvider, LaunchRequest
 from idletrain.providers.table import cloud_named
-from idletrain.storage import owner_only, state_folder
+from idletrain.storage import has_head, owner_only, state_folder
 
 LAUNCHES = "launches.jsonl"
 LARGEST_PROCESS = 1 << 22  # Linux' largest process id
@@ -118,6 +119,7 @@ def find_run(
 
     Raises:
         JobError: there is one of that name in several places.
+        RunError: it may not be here, and is.
     """
     is_url, in_cloud = run.startswith("s3://"), bool(cloud or region or here == "never")
     if "/" in run and not is_url and not in_cloud:
@@ -136,6 +138,8 @@ def find_run(
         raise JobError(f"there is a run {run} in {where}; name its directory, or its --cloud and --region")
     if places:
         return places[0]
+    if here == "never" and not cloud and not region and run_dir_of(run).exists():
+        raise RunError(f"run {run} is in {run_dir_of(run)}, and no cloud's machine trains it; there is nothing to do")
     return Place(run, cloud or "aws", region) if in_cloud or is_url else Place(str(run_dir_of(run)))
 
 
@@ -164,6 +168,12 @@ def events_of(place: Place) -> list[dict[str, Any]]:
     raise RunError(
         f"there is no run {file.parent.name} in {file.parent.parent}; {known}; of one in a cloud, add --cloud"
     )
+
+
+def seen_until(place: Place, events: list[dict[str, Any]]) -> float:
+    """Return when a run was last looked at, in Unix seconds: now, or with its last event if nothing of it goes on."""
+    goes_on = place.cloud is not None or has_head(Path(place.run))
+    return time.time() if goes_on or not events else float(events[-1]["t"])
 
 
 @contextlib.contextmanager

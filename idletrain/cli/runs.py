@@ -112,7 +112,7 @@ def _local_line(run_dir: Path) -> RunLine:
 def _cloud_line(account: Any, folder: Place, name: str) -> RunLine:
     try:
         summary, _, events = run_status(account, folder.run + name)
-        bill = bill_of(events)
+        bill = bill_of(events, time.time())
     except IdletrainError as error:
         return RunLine(name, f"unreadable: {error}", place=folder.text)
     return replace(_line(name, summary, bill["spent_usd"]), place=folder.text)

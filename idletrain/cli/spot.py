@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,11 +190,13 @@ def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: S
 
     done = summary.status in DONE_STATUSES
     folder = f"{kept}/" if kept else prefix.url
+    if kept and kept.name != job.name:
+        typer.echo(f"idletrain: runs/ had a run {job.name}; this one is {kept}", err=True)
     summary.run_dir = f"{folder}model.safetensors" if summary.status != "taken down" else folder
     if not options.as_json:
         for line in display.final_lines(summary, f"{summary.status}: {job.name}"):
             typer.echo(line)
-        typer.echo(f"  {cost_line(bill_of(read_events(prefix)))}")
+        typer.echo(f"  {cost_line(bill_of(read_events(prefix), time.time()))}")
     if summary.status == "diverged":
         raise RunError(
             f"run {job.name} diverges (NaN in several attempts); lower training.optimizer.lr, or look for NaN in the "
@@ -207,12 +210,19 @@ def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: S
 
 def _refuse(job: Job, provider: CloudProvider, options: SpotOptions) -> None:
     faults = options.watch.faults()
+    from idletrain.cloud.workdir import unsent
     from idletrain.observe.sinks import WatchSettings
 
     if options.detach and options.watch != WatchSettings():
         faults.append(
             "--on-round, --webhook, --log-to: work only while this command follows the run; leave out --detach"
         )
+    if options.resume and not provider.outlives_command:
+        faults.append(
+            f"--resume: the cloud of a rehearsal ends with it, and its run is below runs/; go on with {job.name} on "
+            "this machine, without --spot and --cloud"
+        )
     faults += provider.faults(job)
+    faults += unsent(job)
     if faults:
         raise JobError(faults)

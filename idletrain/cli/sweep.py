@@ -13,7 +13,7 @@ import typer
 
 from idletrain.cli.arguments import RUNS, JobFile
 from idletrain.cli.cloud_records import bill_of
-from idletrain.cli.places import events_of, find_run
+from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.cli.trust import import_from_here
 from idletrain.errors import JobError, RunError
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, Provider
@@ -114,7 +114,9 @@ def parse_usd(text: str) -> float:
 
 def cost_of(record: Mapping[str, Any]) -> float:
     """Return what a run has cost, in USD; nothing on this machine."""
-    return bill_of(events_of(find_run(str(record["run_dir"]).removesuffix("/"))))["spent_usd"] or 0.0
+    place = find_run(str(record["run_dir"]).removesuffix("/"))
+    events = events_of(place)
+    return bill_of(events, seen_until(place, events))["spent_usd"] or 0.0
 
 
 def sweep_faults(provider: Provider, job: Job, varied: Sequence[str], budget: str) -> list[str]:

@@ -221,9 +221,10 @@ def evaluate(
     from idletrain.export import load_run, require_run
     from idletrain.observe.display import score_text
 
-    with directory_of(find_run(run, cloud, region)) as run_dir:
+    place = find_run(run, cloud, region)
+    with directory_of(place) as run_dir:
         require_run(run_dir)
-        allow_code(run_dir, trusted=trust)
+        allow_code(run_dir, trusted=trust or place.rehearsal is not None)  # a rehearsal is this user's own
         loaded = load_run(run_dir, last=last)
         _warn(loaded.note)
         score = asdict(loaded.score())
@@ -293,7 +294,7 @@ def export(
     run's code is executed. A name without an ending is a directory: into it goes what `from_pretrained` of a
     transformers model reads, like .pt.
     """
-    from idletrain.export import load_run, require_run, save, save_pretrained, saved_state
+    from idletrain.export import later_rounds, load_run, require_run, save, save_pretrained, saved_state
 
     if to.suffix not in (".safetensors", ".pt", ""):
         raise JobError(f"--to: {to} should end in .safetensors or .pt, or name a directory")
@@ -311,6 +312,7 @@ def export(
         else:
             state, rounds = saved_state(run_dir, last=last)
             save(state, to)
+            _warn(later_rounds(run_dir, rounds, last=last))
     typer.echo(f"{to}: the network after round {rounds}")
 
 

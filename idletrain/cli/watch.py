@@ -11,7 +11,7 @@ import typer
 
 from idletrain.cli.arguments import FoundCloud, Region
 from idletrain.cli.cloud_records import run_status
-from idletrain.cli.places import events_of, find_run
+from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.cli.runs import list_runs, local_summary, the_one_that_trains
 from idletrain.errors import JobError, RunError, reading
 
@@ -125,12 +125,11 @@ def compare(
 
 def _past_runs(runs: Sequence[str], cloud: str | None, region: str | None) -> list[PastRun]:
     """Return runs as their records show them; those of a cloud by their names there."""
-    import time
-
     from idletrain.observe.report import PastRun
 
     places = [find_run(run, cloud, region) for run in runs]
-    return [PastRun.of(place.name, events_of(place), time.time()) for place in places]
+    found = [(place, events_of(place)) for place in places]
+    return [PastRun.of(place.name, events, seen_until(place, events)) for place, events in found]
 
 
 def _readable(runs: Sequence[str]) -> contextlib.AbstractContextManager[None]:

@@ -1,8 +1,12 @@
-"""Ship the user's code to a cloud's machines: pack what git does not ignore at launch, unpack it on each machine."""
+"""Ship the user's code to a cloud's machines: pack what git does not ignore at launch, unpack it on each machine.
+
+Run directories are not packed.
+"""
 
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +14,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from idletrain.errors import JobError, reading
+from idletrain.job import Job
 from idletrain.storage import S3Prefix
 
 WORKDIR_KEY = "workdir.tar.gz"
@@ -64,6 +69,30 @@ def pack(workdir: Path) -> bytes:
     return content.getvalue()
 
 
+def unsent(job: Job) -> list[str]:
+    """Return a sentence for each file and module of this directory that a job names and that machines do not get."""
+    paths = [path for path in job.data.paths if not path.startswith("s3://") and not Path(path).is_absolute()]
+    if job.workdir is None:
+        factories = (
+            (f"{kind}.factory", section.factory) for kind, section in (("model", job.model), ("data", job.data))
+        )
+        modules = [(field, factory.partition(":")[0].partition(".")[0]) for field, factory in factories if factory]
+        named = [(field, module) for field, module in modules if Path(f"{module}.py").exists() or Path(module).is_dir()]
+        return [
+            f"{field}: {what} is of this directory, of which machines get nothing; name it as workdir: ."
+            for field, what in (*(("data", path) for path in paths), *named)
+        ]
+    workdir = Path(job.workdir).resolve()
+    packed = [path.relative_to(workdir) for path in _files(workdir, _rules_above(workdir))] if workdir.is_dir() else []
+    sent = {part for path in packed for part in (path, *path.parents)}
+    return [
+        f"data: {path} is not in workdir {job.workdir}, or git ignores it: machines get the rest alone; put it there, "
+        "or in S3"
+        for path in paths
+        if Path(os.path.normpath(path)) not in sent
+    ]
+
+
 def unpack(prefix: S3Prefix, directory: Path) -> None:
     """Unpack the archive below a run's prefix, if there is one, into a directory.
 
@@ -106,8 +135,10 @@ def _files(directory: Path, above: Sequence[Rules]) -> Iterator[Path]:
         is_directory = path.is_dir() and not path.is_symlink()
         if _ignored(path, rules, is_directory=is_directory):
             continue
-        if is_directory:
+        if is_directory and not (path / "wal").exists():  # of a run
             yield from _files(path, rules)
+        elif is_directory:
+            continue
         else:
             yield path
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -250,6 +252,17 @@ def test_a_sandbox_leaves_nothing_but_what_explains_a_failure(
     assert left == ([mine.name, f"{mine.name}/i-1.log", f"{mine.name}/sandbox.log"] if remains else [])
 
 
+def test_without_moto_the_rehearsal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox.importlib.util, "find_spec", lambda _name: None)
+    with (
+        pytest.raises(RunError, match=r"needs moto; pip install 'moto\[ec2,iam,s3,server,ssm\]"),
+        sandbox.sandbox_process([]),
+    ):
+        pass
+    needed = next(line for line in importlib.metadata.requires("idletrain") or () if line.startswith("moto"))
+    assert set(re.split(r"[\[\],]", sandbox.MOTO)[1:6]) <= set(re.split(r"[\[\],]", needed))
+
+
 def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     done = subprocess.run(
@@ -270,11 +283,15 @@ def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
         (("--churn", "5s"), "--churn, --trace: take nodes in the sandbox alone"),
         (("--cloud", "sandbox", "--detach"), "--detach: the sandbox ends with this command"),
         (("--cloud", "sandbox", "--trace", "none.csv"), "--trace: none.csv is not a file"),
+        (("--cloud", "sandbox", "--trace", "odd.csv"), "--trace: line 2 is 'oops,a,b'; write lines such as"),
+        (("--cloud", "sandbox", "--resume"), "--resume: the cloud of a rehearsal ends with it, and its run is below"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
-    options: tuple[str, ...], arguments: str, tmp_path: Path
+    options: tuple[str, ...], arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("odd.csv").write_text("0,add,a\noops,a,b\n")
     job = tmp_path / "job.yaml"
     job.write_text('name: t\nmodel: {factory: "idletrain.nn.models:mlp"}\ndata: {name: digits}\n')
     assert arguments in run("launch", str(job), "--spot", *options, code=2)

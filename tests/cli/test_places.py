@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 from rehearsal import RECORD
 
-from idletrain.cli.places import LAUNCHES, Place, directory_of, events_of, find_run, note_launch, noted
+from idletrain.cli.places import LAUNCHES, Place, directory_of, events_of, find_run, note_launch, noted, seen_until
 from idletrain.cloud import record
 from idletrain.cloud.aws.account import Account
 from idletrain.errors import JobError, RunError
-from idletrain.storage import S3Prefix, state_folder
+from idletrain.storage import S3Prefix, only_head, state_folder
 
 NIGHT = Place("night", "aws", "eu-west-1")
 NO_PROCESS = 4_000_000
@@ -56,6 +57,24 @@ def test_a_name_of_several_runs_is_asked_for() -> None:
     with pytest.raises(JobError, match="in aws eu-west-1 and in aws eu-west-2"):
         find_run("night", here="never")
     assert find_run("night", region="eu-west-1") == NIGHT
+
+
+def test_of_a_run_that_no_cloud_has_machines_there_are_none() -> None:
+    Path("runs/night").mkdir(parents=True)
+    with pytest.raises(
+        RunError, match="run night is in runs/night, and no cloud's machine trains it; there is nothing"
+    ):
+        find_run("night", here="never")
+    assert find_run("night", region="eu-west-2", here="never") == Place("night", "aws", "eu-west-2")
+
+
+def test_what_has_ended_costs_no_more() -> None:
+    events = [{"t": 5.0}]
+    Path("runs/night").mkdir(parents=True)
+    assert seen_until(Place("runs/night"), events) == 5.0
+    assert seen_until(NIGHT, events) == pytest.approx(time.time(), abs=60)
+    with only_head(Path("runs/night")):
+        assert seen_until(Place("runs/night"), events) == pytest.approx(time.time(), abs=60)
 
 
 def test_a_rehearsal_is_known_as_long_as_it_goes_on(account: Account) -> None:

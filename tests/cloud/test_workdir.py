@@ -6,11 +6,14 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from idletrain.cloud import workdir
+from idletrain.cloud.workdir import unsent
 from idletrain.errors import DamageError, JobError
+from idletrain.job_file import parse_job
 from idletrain.storage import S3Prefix
 
 
@@ -35,6 +38,31 @@ def test_code_travels_without_what_git_ignores(tmp_path: Path) -> None:
     ignore(tmp_path, "*.npz", "secret/")
     make(tmp_path, "mine", "large.npz", "secret/key", "sub/__pycache__/mine", f"{workdir.RUNS}/night/ledger")
     assert names(tmp_path) == ["mine"]
+
+
+def test_runs_do_not_travel(tmp_path: Path) -> None:
+    make(tmp_path, "code.py", "runs/coffee/wal", "runs/coffee/snapshots/0/network", "runs/notes.txt")
+    assert names(tmp_path) == ["code.py", "runs/notes.txt"]
+
+
+def test_files_that_machines_do_not_get_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path, "net.py", "data/x.npz", "big/x.npz", "code/net.py", "code/data/x.npz")
+    ignore(tmp_path, "big/")
+    here = "is of this directory, of which machines get nothing; name it as workdir: ."
+
+    def told(workdir: str | None, train: str | None = None, factory: str = "net:net") -> list[str]:
+        tree: dict[str, Any] = {"name": "t", "model": {"factory": factory}, "workdir": workdir}
+        return unsent(parse_job({**tree, "data": {"train": train} if train else {"name": "digits"}}))
+
+    assert told(None, "data/x.npz") == [f"data: data/x.npz {here}", f"model.factory: net {here}"]
+    assert told(None, factory="idletrain.nn.models:mlp") == []
+    assert told(None, "s3://bucket/x.npz", factory="idletrain.nn.models:mlp") == []
+    assert told(".", "./data/x.npz") == told("code", "data/x.npz") == []
+    assert [one.partition(": machines")[0] for one in told(".", "big/x.npz")] == [
+        "data: big/x.npz is not in workdir ., or git ignores it"
+    ]
+    assert len(told("code", "../data/x.npz")) == 1
 
 
 def test_nested_rules_decide_before_those_above_and_cannot_bring_back_what_an_ignored_directory_holds(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from typing import Any
 
 from idletrain.cloud.sandbox.reclaims import PeriodicReclaims, ReclaimPolicy
 from idletrain.cluster.shutdown import when_parent_ends
-from idletrain.errors import IdletrainError, JobError, RunError
+from idletrain.errors import IdletrainError, JobError
 from idletrain.quantities import parse_bytes, parse_seconds
 from idletrain.simulation.trace import read_trace
 
@@ -27,8 +26,6 @@ from idletrain.simulation.trace import read_trace
 def serve(arguments: argparse.Namespace) -> None:
     """Run a cloud until standard input ends or a SIGTERM or SIGINT arrives."""
     trace = read_trace(_read(arguments.trace)) if arguments.trace else ()
-    if importlib.util.find_spec("moto") is None:
-        raise RunError("the rehearsal cloud needs moto; install it by `pip install '.[sandbox]'` in the repository")
     from idletrain.cloud.sandbox import machines
 
     parent = machines.warm_up()  # while moto is imported

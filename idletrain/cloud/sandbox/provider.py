@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -23,7 +24,11 @@ from idletrain.errors import JobError, RunError
 from idletrain.job import Job
 from idletrain.observe.records import Record
 from idletrain.providers.protocol import CloudSchedules
+from idletrain.simulation.trace import read_trace
 
+MOTO = (
+    "'moto[ec2,iam,s3,server,ssm]>=5.2'"  # as in the extra `sandbox`, which only an installer of the package can name
+)
 IMAGE = "idletrain"  # any name: the sandbox runs the installed package
 NOTICE = "5s"  # AWS gives two minutes; a rehearsal shows the same in less
 
@@ -43,6 +48,11 @@ class SandboxProvider(AwsProvider):
             faults.append("--detach: the sandbox ends with this command; leave it out")
         if trace and not trace.is_file():
             faults.append(f"--trace: {trace} is not a file; name one with lines `milliseconds,add|remove,node`")
+        elif trace:
+            try:
+                read_trace(trace.read_text(errors="replace"))
+            except JobError as error:
+                faults += error.faults
         return faults
 
     @contextlib.contextmanager
@@ -118,6 +128,8 @@ def sandbox_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
 
     Its logs are deleted behind the context, except after a failure: then they stay until the next sandbox opens.
     """
+    if importlib.util.find_spec("moto") is None:
+        raise RunError(f"the rehearsal cloud needs moto; pip install {MOTO}")
     folder = sandboxes()
     logs = folder / str(os.getpid())
     for old in folder.glob("[0-9]*"):
@@ -164,9 +176,8 @@ def _await_address(process: subprocess.Popen[str]) -> None:
     assert process.stdout is not None
     line, own = process.stdout.readline(), sandboxes() / str(os.getpid())
     if not line:
-        raise RunError(
-            f"the sandbox did not start; see {own / 'sandbox.log'}; its extra may be missing (pip install '.[sandbox]')"
-        )
+        said = (own / "sandbox.log").read_text().strip().rpartition("\n")[2].removeprefix("idletrain: ")
+        raise RunError(f"the sandbox did not start: {said or 'it said nothing'}")
     _keep_private(own / "address.json", line)
     _enter_sandbox(json.loads(line))
 
