@@ -18,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from idletrain.observe import status
+from idletrain.observe import charts, status
 from idletrain.observe.records import Record, Sink
 from idletrain.observe.summary import Summary
 
@@ -96,12 +96,13 @@ class ScreenDisplay:
     def __init__(self, console: Console, summary: Summary) -> None:
         self.summary = summary
         self._recent: list[str] = []
-        self._dashboard = ""
         self._waiting = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=FRAMES_PER_SECOND)
 
     def __call__(self, event: Record) -> None:
-        self._dashboard = event.get("dashboard", self._dashboard)  # the owner's link, which no summary has
+        if link := event.get("dashboard"):  # above the frame, where a long line can be copied whole
+            self._live.console.print(link, style="dim", soft_wrap=True, markup=False, highlight=False)
+            event = {**event, "dashboard": ""}
         if line := describe_event(event):
             self._recent = [*self._recent[-4:], f"{event['s']:7.1f}s  {line}"]
 
@@ -114,7 +115,7 @@ class ScreenDisplay:
 
     def _draw(self) -> RenderableType:
         summary = self.summary
-        title = f"idletrain [bold]{summary.run}[/bold]  [dim]{self._dashboard}"
+        title = f"idletrain [bold]{summary.run}[/bold]"
         if summary.status == "starting":
             self._waiting.update(text=summary.note or "starting")
             return Panel(self._waiting, title=title, border_style="cyan")
@@ -280,15 +281,14 @@ def _progress(summary: Summary, separator: str = "  ") -> str:
         left = (summary.total_rounds - summary.rounds) * summary.round_seconds
         rate = (summary.bytes_down + summary.bytes_up) / max(summary.seconds, 1e-9) / 1e6
         speed = f"  {summary.steps_per_second:.0f} steps/s ({summary.samples_per_second:,.0f} samples/s)"
-        speed += f"  {rate:.1f} MB/s  ETA {left:.0f} s"
+        speed += f"  {rate:.1f} MB/s  ETA {charts.duration(left)}"
     alive = sum(worker.left is None for worker in summary.workers.values())
     score = f"  {score_text(summary.accuracy, summary.loss)}" if summary.curve else ""
     epochs = "" if summary.epochs is None else f" ({summary.epochs:.1f} epochs)"
     bill = status.cost_of(summary, time.time())
     usd = f"  ${bill['spent_usd']:.4f} so far, ${bill['usd_per_hour']:.4f}/h" if bill else ""
-    return (
-        f"round {summary.rounds}/{summary.total_rounds}{epochs}{score}{separator}{alive} workers{speed}{goodput}{usd}"
-    )
+    workers = f"{alive} worker{'' if alive == 1 else 's'}"
+    return f"round {summary.rounds}/{summary.total_rounds}{epochs}{score}{separator}{workers}{speed}{goodput}{usd}"
 
 
 def _bar(share: float) -> str:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from idletrain.job import Job
 from idletrain.observe import charts, cost, record_fields, time_use
 from idletrain.observe.display import BAR_WIDTH, bar_of, final_lines
 from idletrain.observe.records import Record
@@ -17,6 +19,7 @@ from idletrain.observe.status import View, thinned, view_of
 from idletrain.observe.summary import Summary, summary_of
 
 LIVE_SECONDS = 120.0  # since the last event of a run that has not ended, after which its head counts as gone
+WHICH_RUN = ("name", "checkpoint.to")  # settings that tell where a run is, not how it trains
 RUN_COLOURS = 5  # in the style sheet
 LANES_ROUNDS = 2000  # most rounds given to a timeline
 
@@ -190,13 +193,21 @@ def _metric_rows(views: Sequence[View]) -> list[tuple[str, list[str]]]:
 
 def _differences(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
     """Return rows for the settings that differ between the jobs."""
-    jobs = [_flat(run.summary.settings.get("job", {})) for run in runs]
+    jobs = [_all_settings(run.summary.settings.get("job", {})) for run in runs]
     keys = dict.fromkeys(key for job in jobs for key in job)
     return [
         (key, [str(job.get(key, charts.NOTHING)) for job in jobs])
         for key in keys
-        if key != "name" and len({str(job.get(key)) for job in jobs}) > 1
+        if key not in WHICH_RUN and len({str(job.get(key)) for job in jobs}) > 1
     ]
+
+
+def _all_settings(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded job's settings by their paths, with the defaults of what its file left out."""
+    try:
+        return _flat(Job.model_validate(job).model_dump(mode="json"))
+    except ValidationError:  # of another version
+        return _flat(job)
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:

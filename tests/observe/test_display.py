@@ -81,11 +81,18 @@ def screen_of(events: list[dict[str, Any]]) -> str:
 def test_the_screen_shows_progress_accuracy_workers_and_news() -> None:
     shown = screen_of([*CHURN[:-2], event("worker_notice", 9.0, worker="tcp://c")])
     last = shown[shown.rindex("idletrain demo") :]
-    for text in ("round 1/3", "accuracy 0.8000, loss 0.5000", "1 workers", "goodput", "steps/s", "ETA 4 s"):
+    for text in ("round 1/3", "accuracy 0.8000, loss 0.5000", "1 worker ", "goodput", "steps/s", "ETA 4 s"):
         assert text in last
     assert "c " in last
     assert "draining" in last
     assert "b was killed" in last
+
+
+def test_the_link_is_one_line_above_the_frame_however_long_it_is() -> None:
+    link = f"http://127.0.0.1:8787/idletrain?token={'0' * 200}"
+    shown = screen_of([{**started(), "dashboard": link}, *CHURN[1:4]])
+    assert [line for line in shown.splitlines() if line.endswith(link)]
+    assert shown.count("token=") == 1
 
 
 def test_the_screen_shows_why_a_run_waits() -> None:

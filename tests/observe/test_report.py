@@ -10,7 +10,7 @@ import pytest
 from test_status import evaluated, launched, stamped
 from test_summary import CHURN, event, started
 
-from idletrain.observe.report import PastRun, loss_plot, report_page, short
+from idletrain.observe.report import PastRun, comparison, loss_plot, report_page, short
 
 JOB = {"name": "demo", "training": {"rounds": 3, "optimizer": {"name": "sgd", "lr": 0.1}}}
 STARTED = {
@@ -119,6 +119,14 @@ def test_runs_are_compared_figure_by_figure_with_the_settings_that_differ() -> N
     assert cells["training.optimizer.lr"] == ["0.1", "0.5"]
     assert "training.rounds" not in cells
     assert Reader(content).open == []
+
+
+def test_a_default_that_one_job_names_and_where_a_run_lies_are_no_differences() -> None:
+    job = {**JOB, "model": {"factory": "a.b:c"}, "data": {"name": "digits"}}
+    named = {**job, "checkpoint": {"to": "/elsewhere"}, "training": {**JOB["training"], "seed": 0, "batch_size": 128}}
+    runs = [past([{**STARTED, "job": each}, *CHURN[1:]], name) for name, each in (("a", job), ("b", named))]
+    rows = dict(comparison(runs))
+    assert not [name for name in rows if "." in name]
 
 
 def test_metrics_have_a_tile_and_charts_with_their_better_direction_and_a_row_of_a_comparison() -> None:
