@@ -129,7 +129,11 @@ def _past_runs(runs: Sequence[str], cloud: str | None, region: str | None) -> li
 
     places = [find_run(run, cloud, region) for run in runs]
     found = [(place, events_of(place)) for place in places]
-    return [PastRun.of(place.name, events, seen_until(place, events)) for place, events in found]
+    past = [PastRun.of(place.name, events, seen_until(place, events)) for place, events in found]
+    for place, run in zip(places, past, strict=True):
+        if not place.cloud:
+            run.summary.run_dir = place.run  # a rehearsal's was on a machine that is gone
+    return past
 
 
 def _readable(runs: Sequence[str]) -> contextlib.AbstractContextManager[None]:
