@@ -151,6 +151,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
     _check_arguments(module, train, sections)
+    if resume and name is None:
+        raise JobError("resume: goes on with a run of a name; give name, too")
     module = unwrapped(module)
     lightning, callbacks, held, factors = is_lightning(module), Callbacks(), module, None
     if lightning:

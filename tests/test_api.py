@@ -833,6 +833,11 @@ def test_another_network_is_no_damage_to_the_run(tmp_path: Path) -> None:
     assert load_run(str(tmp_path / "r")).rounds == 2
 
 
+def test_a_run_is_resumed_by_its_name() -> None:
+    with pytest.raises(JobError, match="resume: goes on with a run of a name; give name, too"):
+        idletrain.fit(make_net(), digits()[0], resume=True)
+
+
 def test_a_notebook_completes_the_api() -> None:
     assert {"fit", "FitResult", "IdletrainClassifier", "RunError"} <= set(dir(idletrain))
 

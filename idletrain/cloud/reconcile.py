@@ -166,7 +166,7 @@ def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float, 
         refusal: Why nodes are missing, in the cloud's words, if it says so.
     """
     if now > limits.deadline - NOTICE_LEFT_SECONDS:
-        return "its deadline is near"
+        return "its deadline is near, by nodes.max_duration or the budget"
     if must_stop(spent_usd, limits.budget_usd):
         return f"its budget of ${limits.budget_usd:.2f} is used up"
     if idle_seconds > limits.idle_seconds:

@@ -141,7 +141,7 @@ def test_pools_that_gave_less_are_dry_for_a_while() -> None:
     [
         (0.0, 0.0, 3600.0, ""),
         (4.99, 599.0, 421.0, ""),
-        (0.0, 0.0, 419.0, "its deadline is near"),
+        (0.0, 0.0, 419.0, "its deadline is near, by nodes.max_duration or the budget"),
         (5.0, 0.0, 3600.0, "its budget of $5.00 is used up"),
         (0.0, 601.0, 3600.0, "no node joined for 600 s"),
     ],
