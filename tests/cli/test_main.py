@@ -198,20 +198,25 @@ def test_ctrl_c_while_python_executes_a_text_is_exit_code_130_and_no_signal(tmp_
     assert run("plan", "job.yaml", cwd=tmp_path).returncode == 130
 
 
-def test_help_lists_the_commands_without_importing_what_is_heavy(tmp_path: Path) -> None:
+def imported_of(heavy: set[str], *arguments: str, cwd: Path) -> tuple[str, str]:
+    """What a command prints, and which heavy modules it has imported."""
     program = (
         "import sys\n"
         "from idletrain.cli import main as cli\n"
-        "sys.argv = ['idletrain', '--help']\n"
-        "heavy = {'torch', 'distributed', 'numpy', 'boto3', 'pydantic'}\n"
-        "try:\n    cli.main()\n"
-        "finally:\n    print('HEAVY', sorted(heavy & sys.modules.keys()))\n"
+        f"sys.argv = {['idletrain', *arguments]}\n"
+        f"try:\n    cli.main()\nfinally:\n    print('HEAVY', sorted({heavy} & sys.modules.keys()))\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", program], cwd=cwd, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert "HEAVY []" in result.stdout
+    printed, _, imported = result.stdout.partition("HEAVY ")
+    return printed, imported.strip()
+
+
+def test_help_lists_the_commands_without_importing_what_is_heavy(tmp_path: Path) -> None:
+    printed, imported = imported_of({"torch", "distributed", "numpy", "boto3", "pydantic"}, "--help", cwd=tmp_path)
+    assert imported == "[]"
     for command in ("launch", "plan", "status", "evaluate", "export", "worker", "fabric"):
-        assert command in result.stdout
+        assert command in printed
 
 
 def test_reading_a_job_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -240,17 +245,9 @@ def recorded(tmp_path: Path, name: str, records: str = RECORDS) -> Path:
 
 def test_status_reads_a_run_without_importing_torch(tmp_path: Path) -> None:
     (recorded(tmp_path, "night") / "wal").touch()
-    program = (
-        "import sys\n"
-        "from idletrain.cli import main as cli\n"
-        "sys.argv = ['idletrain', 'status', 'night']\n"
-        "try:\n    cli.main()\n"
-        "finally:\n    print('HEAVY', sorted({'torch', 'distributed', 'boto3'} & sys.modules.keys()))\n"
-    )
-    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "interrupted" in result.stdout
-    assert "HEAVY []" in result.stdout
+    printed, imported = imported_of({"torch", "distributed", "boto3"}, "status", "night", cwd=tmp_path)
+    assert "interrupted" in printed
+    assert imported == "[]"
 
 
 def test_a_report_is_a_file_in_the_run_s_directory_and_a_few_lines(tmp_path: Path) -> None:
