@@ -45,9 +45,9 @@ def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> l
         status: How the run ended last time.
         rounds: How many rounds are done.
     """
-    # How many rounds epochs are is known once the data are read; a copy of the job then has both.
-    by_epochs = job.training.epochs is not None and "rounds" not in job.training.model_fields_set
-    if status == "completed" and job.training.rounds <= rounds and not by_epochs:
+    # How many rounds epochs are, or the data are worth, is known once they are read; a copy of the job then has them.
+    counted = "rounds" in job.training.model_fields_set
+    if status == "completed" and job.training.rounds <= rounds and counted:
         return [f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"]
     if status == "reached" and job.stop == original.stop:
         return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
@@ -57,8 +57,9 @@ def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> l
     faults = []
     if _fixed_part(job.training.phases) != _fixed_part(original.training.phases):
         faults.append("training.phases: are not those that the run began with; only the last may have other rounds")
-    by_rounds = ("training.rounds",) if original.training.optimizer.ends and not by_epochs else ()  # lr follows
-    by_share = ("training.rounds", "training.epochs") if original.training.finish_whole else ()
+    follows = original.training.optimizer.ends or original.training.finish_whole  # lr, or when networks are whole
+    by_rounds = ("training.rounds",) if follows and counted else ()
+    by_share = ("training.epochs",) if original.training.finish_whole else ()
     by_memory = ("memory.budget",) if original.training.micro_batch == "auto" else ()
     for path in dict.fromkeys((*FIXED_SETTINGS, *by_rounds, *by_share, *by_memory)):
         old: object = original

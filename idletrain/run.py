@@ -223,6 +223,8 @@ def _as_started(job: Job, first: Job) -> Job:
     job = _with_sampler(job, first.model.args["sampler"]) if auto else job
     given = job.training.model_fields_set
     unset = {name: getattr(first.training, name) for name in (*OPEN_SETTINGS, "batch_size") if name not in given}
+    if not given & {"rounds", "epochs", "phases"}:
+        unset["rounds"] = first.training.rounds
     training = job.training.model_copy(update=unset)
     if first.training.instead_of == training.method:
         training = training.as_local_sgd()

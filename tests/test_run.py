@@ -311,6 +311,15 @@ def test_a_run_of_epochs_ends_goes_on_with_more_and_keeps_those_that_its_learnin
         composed("c", True, epochs=1, optimizer=cosine)
 
 
+def test_a_job_without_rounds_goes_on_to_those_that_its_run_began_with(tmp_path: Path) -> None:
+    cosine = {"name": "sgd", "lr": 0.1, "schedule": "cosine"}
+    existing(tmp_path, training={"optimizer": cosine, "rounds": 10})
+    check_run(job(tmp_path, training={"optimizer": cosine}), RunOptions(resume=True))
+    assert settle(job(tmp_path, training={"optimizer": cosine})).training.rounds == 10
+    (fault,) = faults(job(tmp_path, training={"optimizer": cosine, "rounds": 20}), resume=True)
+    assert fault.startswith("training.rounds: 20 is not what the run began with, 10")
+
+
 def test_a_run_that_ends_with_whole_networks_keeps_the_rounds_that_their_share_is_of(tmp_path: Path) -> None:
     check_run(existing(tmp_path, training={"finish_whole": 0.2, "rounds": 20}), RunOptions(resume=True))
     for changed in ({"finish_whole": 0.2, "rounds": 30}, {"finish_whole": 0.5, "rounds": 20}):
