@@ -73,14 +73,13 @@ def unsent(job: Job) -> list[str]:
     """Return a sentence for each file and module of this directory that a job names and that machines do not get."""
     paths = [path for path in job.data.paths if not path.startswith("s3://") and not Path(path).is_absolute()]
     if job.workdir is None:
-        factories = (
-            (f"{kind}.factory", section.factory) for kind, section in (("model", job.model), ("data", job.data))
-        )
-        modules = [(field, factory.partition(":")[0].partition(".")[0]) for field, factory in factories if factory]
-        named = [(field, module) for field, module in modules if Path(f"{module}.py").exists() or Path(module).is_dir()]
+        factories = {"model.factory": job.model.factory, "data.factory": job.data.factory}
+        modules = [(field, factory.partition(":")[0]) for field, factory in factories.items() if factory]
+        files = [("data", path) for path in paths]
+        files += [(field, f"{module}.py") for field, module in modules if Path(f"{module}.py").exists()]
         return [
-            f"{field}: {what} is of this directory, of which machines get nothing; name it as workdir: ."
-            for field, what in (*(("data", path) for path in paths), *named)
+            f"{field}: {file} is of this directory, of which machines get nothing; name it as workdir: ."
+            for field, file in files
         ]
     workdir = Path(job.workdir).resolve()
     packed = [path.relative_to(workdir) for path in _files(workdir, _rules_above(workdir))] if workdir.is_dir() else []

@@ -55,7 +55,7 @@ def test_files_that_machines_do_not_get_are_named(tmp_path: Path, monkeypatch: p
         tree: dict[str, Any] = {"name": "t", "model": {"factory": factory}, "workdir": workdir}
         return unsent(parse_job({**tree, "data": {"train": train} if train else {"name": "digits"}}))
 
-    assert told(None, "data/x.npz") == [f"data: data/x.npz {here}", f"model.factory: net {here}"]
+    assert told(None, "data/x.npz") == [f"data: data/x.npz {here}", f"model.factory: net.py {here}"]
     assert told(None, factory="idletrain.nn.models:mlp") == []
     assert told(None, "s3://bucket/x.npz", factory="idletrain.nn.models:mlp") == []
     assert told(".", "./data/x.npz") == told("code", "data/x.npz") == []

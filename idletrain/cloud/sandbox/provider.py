@@ -26,9 +26,7 @@ from idletrain.observe.records import Record
 from idletrain.providers.protocol import CloudSchedules
 from idletrain.simulation.trace import read_trace
 
-MOTO = (
-    "'moto[ec2,iam,s3,server,ssm]>=5.2'"  # as in the extra `sandbox`, which only an installer of the package can name
-)
+MOTO = "'moto[ec2,iam,s3,server,ssm]>=5.2'"  # the extra `sandbox`, for those who have no index with the package
 IMAGE = "idletrain"  # any name: the sandbox runs the installed package
 NOTICE = "5s"  # AWS gives two minutes; a rehearsal shows the same in less
 
