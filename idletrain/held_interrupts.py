@@ -1,4 +1,7 @@
-"""Hold Ctrl-C back while modules are imported: one that was stopped halfway cannot be used in that process any more."""
+"""Import what takes seconds: with a word if it does, and with Ctrl-C held back.
+
+A module whose import was stopped halfway cannot be used in that process any more.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,23 @@ SILENT_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def interrupts_held(doing: str) -> Iterator[None]:
-    """Do something to its end; a Ctrl-C meanwhile is raised after it. Say what is done if it takes a second.
+def interrupts_held() -> Iterator[None]:
+    """Do something to its end; a Ctrl-C meanwhile is raised after it.
 
     Only the main thread gets Ctrl-C: in another one nothing is held.
-
-    Args:
-        doing: What is done, for a person.
     """
+    with _held() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def told_if_slow(doing: str) -> Iterator[None]:
+    """Say what is done, for a person, if it takes longer than a second."""
     notice = threading.Timer(SILENT_SECONDS, lambda: sys.stderr.write(f"idletrain: {doing} ...\n"))
     notice.daemon = True
     notice.start()
     try:
-        with _held() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
-            yield
+        yield
     finally:
         notice.cancel()
 

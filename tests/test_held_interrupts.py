@@ -12,14 +12,14 @@ import time
 import pytest
 
 from idletrain import held_interrupts
-from idletrain.held_interrupts import interrupts_held
+from idletrain.held_interrupts import interrupts_held, told_if_slow
 
 
 def test_an_interrupt_is_raised_after_what_it_would_have_torn() -> None:
     done: list[bool] = []
 
     def work() -> None:
-        with interrupts_held("importing"):
+        with interrupts_held():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.05)
             done.append(True)
@@ -33,7 +33,7 @@ def test_an_interrupt_is_raised_after_what_it_would_have_torn() -> None:
 
 def test_an_error_within_is_raised_as_it_is() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ImportError, match="gone"), interrupts_held("importing"):
+    with pytest.raises(ImportError, match="gone"), interrupts_held():
         raise ImportError("gone")
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -42,7 +42,7 @@ def test_it_works_in_another_thread_and_where_interrupts_are_ignored() -> None:
     done: list[bool] = []
 
     def work() -> None:
-        with interrupts_held("importing"):
+        with interrupts_held():
             done.append(True)
 
     thread = threading.Thread(target=work)
@@ -58,11 +58,11 @@ def test_it_works_in_another_thread_and_where_interrupts_are_ignored() -> None:
 
 def test_only_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(held_interrupts, "SILENT_SECONDS", 0.05)
-    with interrupts_held("importing"):
+    with told_if_slow("importing"):
         time.sleep(0.3)
     assert capsys.readouterr().err == "idletrain: importing ...\n"
     monkeypatch.setattr(held_interrupts, "SILENT_SECONDS", 5.0)
-    with interrupts_held("importing"):
+    with told_if_slow("importing"):
         pass
     assert capsys.readouterr().err == ""
 

@@ -109,7 +109,7 @@ def cuts_or_whole(
         if (trained := _trained_share(module)) < LEAST_TRAINED and not requested.exclude:
             raise UnsplitError(f"only {trained:.1%} of its parameters train, and no others travel")
         # torch imports it where it is first used; stopped in the middle of that, no later use of it would work.
-        with interrupts_held("loading torch's compiler"):
+        with interrupts_held():
             importlib.import_module("torch._dynamo")
         meta, layout = within(
             SEARCH_SECONDS,
