@@ -217,11 +217,6 @@ def _refuse(job: Job, provider: CloudProvider, options: SpotOptions) -> None:
         faults.append(
             "--on-round, --webhook, --log-to: work only while this command follows the run; leave out --detach"
         )
-    if options.resume and not provider.outlives_command:
-        faults.append(
-            f"--resume: the cloud of a rehearsal ends with it, and its run is below runs/; go on with {job.name} on "
-            "this machine, without --spot and --cloud"
-        )
     faults += provider.faults(job)
     faults += unsent(job)
     if faults:

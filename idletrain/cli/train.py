@@ -73,7 +73,9 @@ def launch(
     from idletrain.observe.sinks import WatchSettings
 
     watch = WatchSettings(on_round=on_round, webhook=webhook, log_to=log_to or ())
-    request = LaunchRequest(scheduler=scheduler, churn_seconds=churn, trace=trace, speed=speed, detach=detach)
+    request = LaunchRequest(
+        scheduler=scheduler, churn_seconds=churn, trace=trace, speed=speed, detach=detach, resume=resume
+    )
     source = cloud or ("aws" if spot else "scheduler" if scheduler else "local")
     provider = provider_named(source, request)
     if isinstance(provider, CloudProvider):

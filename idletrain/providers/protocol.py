@@ -27,6 +27,7 @@ class LaunchRequest:
         trace: A recorded trace by which nodes are taken.
         speed: How much faster than recorded the trace is played.
         detach: Start the run and return.
+        resume: Go on with a run.
         rehearsal: The process whose sandbox is meant; None for the newest one.
     """
 
@@ -35,6 +36,7 @@ class LaunchRequest:
     trace: Path | None = None
     speed: float = 1.0
     detach: bool = False
+    resume: bool = False
     rehearsal: int | None = None
 
 

@@ -284,7 +284,10 @@ def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
         (("--cloud", "sandbox", "--detach"), "--detach: the sandbox ends with this command"),
         (("--cloud", "sandbox", "--trace", "none.csv"), "--trace: none.csv is not a file"),
         (("--cloud", "sandbox", "--trace", "odd.csv"), "--trace: line 2 is 'oops,a,b'; write lines such as"),
-        (("--cloud", "sandbox", "--resume"), "--resume: the cloud of a rehearsal ends with it, and its run is below"),
+        (
+            ("--cloud", "sandbox", "--resume"),
+            "--resume: a rehearsal's cloud ends with its launch",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(

@@ -44,6 +44,11 @@ class SandboxProvider(AwsProvider):
             faults.append("data: the sandbox begins with an empty bucket; name files of this machine to rehearse")
         elif self._request.detach:
             faults.append("--detach: the sandbox ends with this command; leave it out")
+        if self._request.resume and not _in_sandbox():
+            faults.append(
+                "--resume: a rehearsal's cloud ends with its launch, and its run is below runs/; go on with it on this "
+                "machine, without --spot and --cloud"
+            )
         if trace and not trace.is_file():
             faults.append(f"--trace: {trace} is not a file; name one with lines `milliseconds,add|remove,node`")
         elif trace:
