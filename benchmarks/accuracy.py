@@ -133,7 +133,7 @@ TINY = {
         FAMILIES["mlp"],
         model={"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 64, 10], "norm": None}},
         data={"name": "digits"}, batch_size=32, local_steps=10, rounds=6,
-        rows=[Row(1, {"lr": 0.1}, {}), Row(4, {"lr": 0.1}, {"accuracy": 20})],
+        rows=[Row(1, {"lr": 0.3}, {}), Row(4, {"lr": 0.3}, {"accuracy": 20})],
     ),
     "diabetes": replace(FAMILIES["diabetes"], rounds=3),
 }  # fmt: skip

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 
 _LEARNING = (
-    "nn/assembly.py", "nn/ist", "nn/local_steps.py", "nn/network.py", "nn/optim", "nn/outer.py", "nn/rate_factors.py",
+    "nn/ist", "nn/local_steps.py", "nn/network.py", "nn/optim", "nn/outer.py", "nn/rate_factors.py",
     "nn/statistics.py",
 )  # fmt: skip
 _ROUNDS = ("exchange", "rounds", "worker")

@@ -21,13 +21,14 @@ RECORDS: tuple[dict[str, Any], ...] = (
 )
 
 
-def result(records: tuple[dict[str, Any], ...] = RECORDS) -> FitResult:
-    summary = {"accuracy": 0.98765, "loss": None, "train_loss": 0.25}
+def result(records: tuple[dict[str, Any], ...] = RECORDS, rounds: int = 7) -> FitResult:
+    summary = {"accuracy": 0.98765, "loss": None, "train_loss": 0.25, "rounds": rounds}
     return FitResult(nn.Linear(2, 2), records, summary, Path("runs/fit"), 7)
 
 
 def test_it_is_shown_in_one_line() -> None:
     assert repr(result()) == "FitResult(Linear, 7 rounds, accuracy 0.9877, train_loss 0.25, runs/fit)"
+    assert repr(result(rounds=9)) == "FitResult(Linear, 7 rounds, accuracy 0.9877, runs/fit)"  # the best of nine
 
 
 def test_curves_are_values_over_rounds_without_those_that_are_none() -> None:

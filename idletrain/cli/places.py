@@ -170,10 +170,14 @@ def events_of(place: Place) -> list[dict[str, Any]]:
     )
 
 
+def is_over(place: Place) -> bool:
+    """Return whether nothing of a run goes on, as far as this machine knows."""
+    return place.cloud is None and not has_head(Path(place.run))
+
+
 def seen_until(place: Place, events: list[dict[str, Any]]) -> float:
     """Return when a run was last looked at, in Unix seconds: now, or with its last event if nothing of it goes on."""
-    goes_on = place.cloud is not None or has_head(Path(place.run))
-    return time.time() if goes_on or not events else float(events[-1]["t"])
+    return float(events[-1]["t"]) if events and is_over(place) else time.time()
 
 
 @contextlib.contextmanager

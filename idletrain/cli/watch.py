@@ -11,7 +11,7 @@ import typer
 
 from idletrain.cli.arguments import FoundCloud, Region
 from idletrain.cli.cloud_records import run_status
-from idletrain.cli.places import events_of, find_run, seen_until
+from idletrain.cli.places import events_of, find_run, is_over, seen_until
 from idletrain.cli.runs import list_runs, local_summary, the_one_that_trains
 from idletrain.errors import JobError, RunError, reading
 
@@ -129,7 +129,9 @@ def _past_runs(runs: Sequence[str], cloud: str | None, region: str | None) -> li
 
     places = [find_run(run, cloud, region) for run in runs]
     found = [(place, events_of(place)) for place in places]
-    past = [PastRun.of(place.name, events, seen_until(place, events)) for place, events in found]
+    past = [
+        PastRun.of(place.name, events, seen_until(place, events), is_over=is_over(place)) for place, events in found
+    ]
     for place, run in zip(places, past, strict=True):
         if not place.cloud:
             run.summary.run_dir = place.run  # a rehearsal's was on a machine that is gone

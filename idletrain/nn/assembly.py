@@ -25,6 +25,7 @@ from idletrain.nn.scripted import is_scripted
 # Warn above this ratio of the network's loss to its subnets'. Sums of a wrong size make it 5 and more; a network whose
 # neurons were trained apart for their first round has up to 1.3 (benchmarks/accuracy.py).
 MOST_LOSS_RATIO = 2.0
+LEAST_LOSS = 0.02  # of what a constant prediction loses: a network that is worse by less has all but learned it, too
 SAMPLES = 512  # training samples that the network's loss is measured on
 SUBNETS = 2  # subnets of a round whose layers are compared with the network's
 
@@ -42,7 +43,13 @@ def training_loss(module: nn.Module, samples: Samples, program: Program) -> floa
     return total / len(order)
 
 
-def warning(program: Program, network: Network, subnets: Sequence[Subnet], losses: tuple[float, float]) -> str | None:
+def warning(
+    program: Program,
+    network: Network,
+    subnets: Sequence[Subnet],
+    losses: tuple[float, float],
+    constant_loss: float | None = None,
+) -> str | None:
     """Return one sentence if the assembled network is much worse than its subnets, else None.
 
     Args:
@@ -50,9 +57,12 @@ def warning(program: Program, network: Network, subnets: Sequence[Subnet], losse
         network: The assembled network.
         subnets: A round's subnets.
         losses: Training loss of the network, and mean training loss of its subnets' last steps.
+        constant_loss: Test loss of the best constant prediction, if it is known.
     """
     whole, parts = losses
     if not parts > 0 or whole <= MOST_LOSS_RATIO * parts:
+        return None
+    if constant_loss is not None and whole - parts < LEAST_LOSS * constant_loss:
         return None
     layer = likely_layer(program, network, subnets[:SUBNETS])
     detail = f"; they differ first in layer {layer}, so name its group in model.exclude" if layer else ""

@@ -47,12 +47,15 @@ class PastRun:
     wasted_usd: float | None
 
     @classmethod
-    def of(cls, name: str, events: Sequence[Record], now: float) -> PastRun:
-        """Build it from a run's events; machines without a recorded end are billed until `now` (Unix seconds)."""
+    def of(cls, name: str, events: Sequence[Record], now: float, *, is_over: bool = False) -> PastRun:
+        """Build it from a run's events; machines without a recorded end are billed until `now` (Unix seconds).
+
+        A run without a recorded end was interrupted if it is over, or silent for long.
+        """
         summary = summary_of(events)
         summary.run = summary.run or name
         view = view_of(summary, now)
-        if summary.status == "running" and view["heard_seconds"] > LIVE_SECONDS:
+        if summary.status == "running" and (is_over or view["heard_seconds"] > LIVE_SECONDS):
             view["status"] = "interrupted"
         view["seconds"], view["heard_seconds"] = summary.seconds, 0.0
         all_shares = time_use.time_shares(events, summary.alive_seconds)

@@ -123,7 +123,8 @@ class Evaluator:
             return result, None, tallies
         with _running():
             losses = assembly.training_loss(of.training_module(), samples, program), compared
-        return result, assembly.warning(program, of.network, of.subnets, losses), tallies
+        constant_loss = result.constant_loss if result else None
+        return result, assembly.warning(program, of.network, of.subnets, losses, constant_loss), tallies
 
 
 @contextlib.contextmanager

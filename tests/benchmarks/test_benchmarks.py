@@ -82,7 +82,7 @@ def _check_accuracy(written):
     assert all(0.2 < run["end"]["accuracy"] <= 1 for run in written["runs"] if run["family"] == "mlp")
     assert all(0.1 < run["end"]["loss"] < 2.5 for run in written["runs"])
     figures = {figure["what"] for figure in written["figures"]}
-    assert {"mlp, 4 subnets, sgd 0.1: best temperature", "diabetes, 2 subnets, adamw 0.001: loss / whole"} <= figures
+    assert {"mlp, 4 subnets, sgd 0.3: best temperature", "diabetes, 2 subnets, adamw 0.001: loss / whole"} <= figures
 
 
 def _check_learning_rates(written):

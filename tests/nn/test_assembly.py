@@ -58,3 +58,13 @@ def test_the_network_s_loss_is_taken_on_the_same_samples_every_time(small_progra
     first, second = (assembly.training_loss(module, samples, prepared.program) for _ in range(2))
     assert first == second
     assert np.isfinite(first)
+
+
+def test_where_both_have_all_but_learned_it_there_is_no_warning(small_program: Callable[..., Prepared]) -> None:
+    prepared = small_program((6, 16, 16, 3), subnets=2)
+    program = prepared.program
+    network = Network.of(program, prepared.network)
+    subnets = program.subnets(0, program.specs((0.5, 0.5), 1))
+    for losses, warned in (((0.0145, 0.006), False), ((0.027, 0.006), True), ((3.0, 0.5), True)):
+        assert (assembly.warning(program, network, subnets, losses, 1.0) is not None) is warned
+    assert assembly.warning(program, network, subnets, (0.0145, 0.006)) is not None
