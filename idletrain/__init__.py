@@ -36,11 +36,11 @@ def __getattr__(name: str) -> "Any":
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("idletrain")
     if name in __all__:
-        from idletrain.held_interrupts import interrupts_held, told_if_slow
+        from idletrain.held_interrupts import interrupts_held, notice_if_slow
 
         own = {"fit": "api", "FitResult": "fit_result"}
         module = own.get(name) or ("errors" if name.endswith("Error") else "estimators")
-        with interrupts_held(), told_if_slow("loading torch and Dask"):
+        with interrupts_held(), notice_if_slow("loading torch and Dask"):
             return getattr(importlib.import_module(f"idletrain.{module}"), name)
     raise AttributeError(f"module 'idletrain' has no attribute {name!r}")
 

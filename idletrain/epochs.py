@@ -11,7 +11,7 @@ from idletrain.nn.data.streams import known_length
 from idletrain.nn.prepare import Prepared
 
 MOST_EPOCHS, LEAST_ROUNDS = 50, 10  # where a job says neither rounds nor epochs; at most the default number of rounds
-FAR_MORE = 1.2  # times the passes that a job names, from which on it is told
+FAR_MORE = 1.2  # times the passes that a job names, above which a note says so
 
 
 def with_rounds(job: Job, prepared: Prepared) -> tuple[Job, Prepared]:

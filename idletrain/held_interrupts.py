@@ -26,7 +26,7 @@ def interrupts_held() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_if_slow(doing: str) -> Iterator[None]:
+def notice_if_slow(doing: str) -> Iterator[None]:
     """Say what is done, for a person, if it takes longer than a second."""
     notice = threading.Timer(SILENT_SECONDS, lambda: sys.stderr.write(f"idletrain: {doing} ...\n"))
     notice.daemon = True

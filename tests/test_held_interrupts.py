@@ -12,7 +12,7 @@ import time
 import pytest
 
 from idletrain import held_interrupts
-from idletrain.held_interrupts import interrupts_held, told_if_slow
+from idletrain.held_interrupts import interrupts_held, notice_if_slow
 
 
 def test_an_interrupt_is_raised_after_what_it_would_have_torn() -> None:
@@ -58,11 +58,11 @@ def test_it_works_in_another_thread_and_where_interrupts_are_ignored() -> None:
 
 def test_only_what_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(held_interrupts, "SILENT_SECONDS", 0.05)
-    with told_if_slow("importing"):
+    with notice_if_slow("importing"):
         time.sleep(0.3)
     assert capsys.readouterr().err == "idletrain: importing ...\n"
     monkeypatch.setattr(held_interrupts, "SILENT_SECONDS", 5.0)
-    with told_if_slow("importing"):
+    with notice_if_slow("importing"):
         pass
     assert capsys.readouterr().err == ""
 
