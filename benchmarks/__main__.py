@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from pathlib import Path
+
+from benchmarks.stale import RESULTS
 
 NAMES = (
     "round_overhead",
@@ -43,7 +44,6 @@ NAMES = (
     "quality",
     "simulated_fleet",
 )
-RESULTS = Path(__file__).parent / "results"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -262,16 +262,15 @@ def _trained(
 
 def _called(on_event: Callable[[Record], None]) -> Sink:
     """Return a sink that calls a function until it raises, which ends the run."""
-    failed = False
+    works = True
 
     def sink(event: Record) -> None:
-        nonlocal failed
-        if failed:
-            return
-        failed = True
-        with user_code_fails("; mend on_event and go on with resume=True"):
-            on_event(event)
-        failed = False
+        nonlocal works
+        if works:
+            works = False  # unless it returns
+            with user_code_fails("; mend on_event and go on with resume=True"):
+                on_event(event)
+            works = True
 
     return sink
 

@@ -81,6 +81,8 @@ def unsent(job: Job) -> list[str]:
             f"{field}: {file} is of this directory, of which machines get nothing; name it as workdir: ."
             for field, file in files
         ]
+    if not paths:
+        return []  # without a walk through the directory
     workdir = Path(job.workdir).resolve()
     packed = [path.relative_to(workdir) for path in _files(workdir, _rules_above(workdir))] if workdir.is_dir() else []
     sent = {part for path in packed for part in (path, *path.parents)}
@@ -132,12 +134,11 @@ def _files(directory: Path, above: Sequence[Rules]) -> Iterator[Path]:
     rules = [*above, *_rules_of(directory, ".gitignore")]
     for path in sorted(directory.iterdir()):
         is_directory = path.is_dir() and not path.is_symlink()
-        if _ignored(path, rules, is_directory=is_directory):
+        is_run = is_directory and (path / "wal").exists()
+        if is_run or _ignored(path, rules, is_directory=is_directory):
             continue
-        if is_directory and not (path / "wal").exists():  # of a run
+        if is_directory:
             yield from _files(path, rules)
-        elif is_directory:
-            continue
         else:
             yield path
 
