@@ -62,7 +62,6 @@ ELSEWHERE = {
     "fabric/measuring/timed_group.py": "fabric/measuring/test_collective_process.py",
     "fabric/measuring/probe_server.py": "fabric/measuring/test_measure.py",
     "autotune/step_tasks.py": "autotune/test_probe.py",
-    "autotune/step_time.py": "cli/test_plan_table.py",
     "cluster/fork_server.py": "cluster/test_forked_processes.py",
     "cluster/warm_parent.py": "cluster/test_forked_processes.py",
     "fabric/measuring/tasks.py": "fabric/measuring/test_measure.py",  # and test_rank.py

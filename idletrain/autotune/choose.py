@@ -89,11 +89,11 @@ def _in_copies(job: Job, choice: AutotuneChoice, fleet: FleetFigures, prepare: P
     one = choice.option
     if "copies" in job.training.model_fields_set or one.subnets <= COPIES:
         return
-    prepared = [prepare(_with_choice(job, c)) for c in (choice, replace(choice, option=replace(one, copies=COPIES)))]
-    if not prepared[1].fallback and _fits(prepared[1].program, fleet.memory_bytes):
-        seconds = [step_time.step_seconds(each, step_time.typical(each.program), 0) for each in prepared]
-        scaled = one.step_seconds * seconds[1] / seconds[0]  # as nodes were timed with every neuron in one subnet
-        yield forecast.in_copies(choice, _option(prepared[1].program, one.pull, one.push, scaled), fleet)
+    copied = prepare(_with_choice(job, replace(choice, option=replace(one, copies=COPIES))))
+    if not copied.fallback and _fits(copied.program, fleet.memory_bytes):
+        times = step_time.times_longer(copied, prepare(_with_choice(job, choice)))
+        scaled = one.step_seconds * times  # as nodes were timed with every neuron in one subnet
+        yield forecast.in_copies(choice, _option(copied.program, one.pull, one.push, scaled), fleet)
 
 
 def _finishing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import cloudpickle
@@ -18,6 +19,7 @@ from idletrain.nn.program import Program
 from idletrain.worker.device import device_for
 
 MEASURED_STEPS, MEASURED_SECONDS = 5, 0.2  # at least, after a warm-up step; a plan should take a second, no minute
+PAIRS = 9  # of timings by turns, each a `MEASURED_SECONDS / PAIRS` long
 FIRST_SPREAD = 0.01  # standard deviation of parameters whose values do not matter
 STEP_PROBE_KEY = "idletrain-fabric-work"  # among a worker's extensions
 
@@ -60,10 +62,25 @@ def typical(program: Program) -> Subnet:
 
 def step_seconds(prepared: Prepared, subnet: Subnet, number: int, round_: int = 0) -> float:
     """Return the seconds of one local step of a round's subnet on this machine."""
+    return _probe(prepared, subnet, number, round_).pace(MEASURED_STEPS, MEASURED_SECONDS)
+
+
+def times_longer(prepared: Prepared, than: Prepared) -> float:
+    """Return how many times as long a step of one typical subnet takes as one of another.
+
+    Times both by turns, and takes the median of the ratios: other processes slow both steps of a pair alike.
+    """
+    probes = [_probe(each, typical(each.program)) for each in (prepared, than)]
+    pairs = [[probe.pace(1, MEASURED_SECONDS / PAIRS) for probe in probes] for _ in range(PAIRS)]
+    return statistics.median(one / other for one, other in pairs)
+
+
+def _probe(prepared: Prepared, subnet: Subnet, number: int = 0, round_: int = 0) -> StepProbe:
+    """Return a subnet of a prepared job's network, to be timed on this machine."""
     program = prepared.program
     flat = torch.zeros(program.buffer_size(subnet, persistent=False), device=device_for(program))
     flat[: subnet.parameters] = Network(program.layout, 1, prepared.network).pull(subnet)
-    return StepProbe(program, subnet, flat, number, round_).pace(MEASURED_STEPS, MEASURED_SECONDS)
+    return StepProbe(program, subnet, flat, number, round_)
 
 
 def open_work(worker: Worker, content: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from idletrain.autotune import choose, forecast, learning_trial
+from idletrain.autotune import choose, forecast, learning_trial, step_time
 from idletrain.autotune.forecast import AutotuneChoice, RoundForecast, TrainingOption
 from idletrain.autotune.learning_trial import Candidate, TrialResult
 from idletrain.job import Job
@@ -174,6 +174,7 @@ def test_a_job_that_leaves_the_method_open_is_tried_where_a_run_begins_and_told_
         return 2.0 if option.method == "ist" else 1.0
 
     monkeypatch.setattr(forecast, "progress", by_forecast)
+    monkeypatch.setattr(step_time, "times_longer", lambda *_: 1.2)
     monkeypatch.setattr(
         learning_trial,
         "try_candidates",
