@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from idletrain.quantities import parse_bytes
 from idletrain.strict_settings import Count, Seconds, StrictSettings
 
-NO_IMAGE = "cloud.image: is missing; build the Dockerfile, push the image, and name it there"
+NO_IMAGE = "cloud.image: is missing; build what `idletrain infra image` writes, push the image, and name it there"
 
 
 def _lower_bound(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from idletrain.cli.arguments import seconds_option
+from idletrain.cli.package_wheel import write_wheel
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.errors import JobError
 from idletrain.providers.protocol import CloudProvider, LaunchRequest
@@ -36,6 +37,7 @@ class Infra(StrEnum):
     AWS = "aws"
     GRAFANA = "grafana"
     IDLE = "idle"
+    IMAGE = "image"
 
 
 @app.command(rich_help_panel="Start")
@@ -49,15 +51,17 @@ def init(
 
 @app.command(rich_help_panel="Start")
 def infra(
-    kind: Annotated[Infra, typer.Argument(help="For an AWS account, for Grafana, or for an idle machine.")],
+    kind: Annotated[
+        Infra, typer.Argument(help="For an AWS account, the image of its machines, Grafana, or an idle machine.")
+    ],
     to: Annotated[Path, typer.Option(help="Where to write it.", metavar="DIR")] = Path(),
 ) -> None:
-    """Write the files that prepare an AWS account, show runs in Grafana, or lend an idle machine from boot on."""
-    typer.echo(f"{to} has {', '.join(_write(INFRA / kind, to))}")
+    """Write the files that prepare an AWS account, make its image, show runs in Grafana, or lend an idle machine."""
+    typer.echo(f"{to} has {', '.join(_write(INFRA / kind, to, with_wheel=kind is Infra.IMAGE))}")
 
 
-def _write(source: Path, folder: Path) -> list[str]:
-    """Copy a folder's files into another one; return their names.
+def _write(source: Path, folder: Path, *, with_wheel: bool = False) -> list[str]:
+    """Copy a folder's files into another one, and idletrain's wheel if that is wanted; return their names.
 
     Raises:
         JobError: one of them is there already, or cannot be written.
@@ -69,9 +73,9 @@ def _write(source: Path, folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
         for name in files:
             shutil.copyfile(source / name, folder / name)
+        return [*files, write_wheel(folder)] if with_wheel else files
     except OSError as error:
         raise JobError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
-    return files
 
 
 @app.command(rich_help_panel="Start")

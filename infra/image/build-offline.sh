@@ -3,7 +3,8 @@
 # buildah, which needs root for its chroot. Packages still come from Debian's index and from where the PIP_* variables
 # point, PyPI if nowhere; torch from TORCH_INDEX if that is set. Usage:
 #
-#     infra/image/build-offline.sh [ARCHIVE.tar]      # keeps the image as an OCI archive, if a file is named
+#     idletrain infra image --to image
+#     sudo bash image/build-offline.sh [ARCHIVE.tar]      # keeps the image as an OCI archive, if a file is named
 #
 # Storage, base and containers are in a temporary directory, which takes about 6 GB and goes at the end.
 set -euo pipefail
@@ -11,8 +12,10 @@ set -euo pipefail
 readonly SUITE=bookworm # its Python is the one that idletrain is tested with
 readonly BASE=localhost/debian-python IMAGE=localhost/idletrain
 archive=${1:+$(realpath "$1")}
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")"
 
+compgen -G "idletrain-*.whl" >/dev/null ||
+    { echo "there is no wheel beside this script; run the one that \`idletrain infra image --to image\` writes" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || { echo "buildah's chroot isolation needs root; run this with sudo" >&2; exit 1; }
 
 missing=()

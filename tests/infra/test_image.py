@@ -10,17 +10,20 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
+from typer.testing import CliRunner
 
+from idletrain.cli.main import app
 from idletrain.cluster.forked_processes import WORKER_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
-DOCKERFILE = ROOT / "Dockerfile"
-SCRIPT = ROOT / "infra" / "image" / "build-offline.sh"
+IMAGE = ROOT / "infra" / "image"
+DOCKERFILE, SCRIPT = IMAGE / "Dockerfile", IMAGE / "build-offline.sh"
 
 
 def stages() -> list[list[tuple[str, str]]]:
@@ -64,25 +67,46 @@ def test_the_image_runs_idletrain_as_a_user_without_rights() -> None:
 def test_what_is_installed_is_pinned_and_comes_for_cpus_unless_asked() -> None:
     build = stages()[1]
     installs = [rest for rest in arguments(build, "RUN") if "pip install" in rest]
-    assert len(installs) == 2
+    assert len(installs) == 3
     assert "--require-hashes -r requirements.txt" in installs[0]
-    assert "pip install --no-deps --no-build-isolation ." in installs[1]  # with nothing that has no hash
+    assert "--constraint versions.txt -r more-requirements.txt" in installs[1]  # which a user writes
+    assert "pip install --no-deps ./idletrain-*.whl" in installs[2]
     assert arguments(build, "ARG") == ["CUDA=cpu", "TORCH_INDEX=https://download.pytorch.org/whl/${CUDA}"]
 
 
 def test_the_code_is_copied_after_what_it_needs_is_installed() -> None:
     """A change of the code builds one layer of a few hundred kilobytes, and not one of torch."""
     build = stages()[1]
-    install = next(i for i, (word, rest) in enumerate(build) if word == "RUN" and "requirements.txt" in rest)
-    before = [rest for word, rest in build[:install] if word == "COPY"]
-    assert before == ["infra/image/requirements-${CUDA}.txt requirements.txt"]
-    assert ("COPY", "idletrain idletrain") in build[install:]
+    copied = [rest for word, rest in build if word == "COPY"]
+    assert copied == ["requirements-${CUDA}.txt requirements.txt", "more-requirements.txt ./", "idletrain-*.whl ./"]
+    steps = [word for word, _ in build if word in {"COPY", "RUN"}]
+    assert steps == ["RUN", *("COPY", "RUN") * 3]
+
+
+def test_its_own_packages_keep_their_versions_beside_those_of_a_user(tmp_path: Path) -> None:
+    """The line that makes them pip's constraints leaves versions alone, also those with a build."""
+    (command,) = [rest for rest in arguments(stages()[1], "RUN") if rest.startswith("sed ")]
+    (tmp_path / "requirements.txt").write_text(
+        "# written\na==1.0 --hash=sha256:ab\ntorch==2.9.0+cpu --hash=sha256:cd\n"
+    )
+    subprocess.run(["sh", "-c", command.partition(" && ")[0]], cwd=tmp_path, check=True)
+    assert (tmp_path / "versions.txt").read_text() == "# written\na==1.0\ntorch==2.9.0+cpu\n"
+    lines = (IMAGE / "more-requirements.txt").read_text().splitlines()
+    assert all(line.startswith("#") for line in lines)
+
+
+def test_all_that_the_build_copies_is_what_the_command_writes(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["infra", "image", "--to", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    copied = {name.replace("${CUDA}", "cpu") for rest in arguments(stages()[1], "COPY") for name in rest.split()[:-1]}
+    assert all(len([*tmp_path.glob(name)]) == 1 for name in copied)
+    assert (tmp_path / "Dockerfile").read_bytes() == DOCKERFILE.read_bytes()
 
 
 def test_every_package_of_the_image_is_one_of_those_that_are_tested_and_has_the_hash_of_its_file() -> None:
     tested = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     tested = {canonicalize_name(name): version for name, version in tested.items()}
-    text = (ROOT / "infra" / "image" / "requirements-cpu.txt").read_text()
+    text = (IMAGE / "requirements-cpu.txt").read_text()
     locked = [line for line in text.splitlines() if not line.startswith("#")]
     matches = {}
     for line in locked:
@@ -96,7 +120,7 @@ def test_every_package_of_the_image_is_one_of_those_that_are_tested_and_has_the_
 
 
 def test_a_report_of_pip_becomes_one_line_a_package() -> None:
-    spec = importlib.util.spec_from_file_location("lock", ROOT / "infra" / "image" / "lock.py")
+    spec = importlib.util.spec_from_file_location("lock", IMAGE / "lock.py")
     assert spec
     assert spec.loader
     lock = importlib.util.module_from_spec(spec)
@@ -132,17 +156,19 @@ def test_no_secret_can_be_given_to_the_build_or_lie_in_the_image() -> None:
     names = [pair.partition("=")[0] for rest in given for pair in shlex.split(rest)]
     assert {"BASE", "CUDA", "GLIBC_TUNABLES"} <= {*names}
     assert not [name for name in names if re.search("PASSWORD|SECRET|TOKEN|KEY|CREDENTIAL", name)]
-    first, *included = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
-    assert first == "*"  # all but what is named is left out
-    copied = {name.replace("${CUDA}", "*") for rest in arguments(stages()[1], "COPY") for name in rest.split()[:-1]}
-    assert {line.removeprefix("!") for line in included if line.startswith("!")} == copied
-    assert all([*ROOT.glob(name)] for name in copied)
 
 
-def test_the_script_that_builds_without_a_registry_refuses_without_rights(tmp_path: Path) -> None:
+def test_the_script_that_builds_without_a_registry_refuses_without_a_wheel_or_rights(tmp_path: Path) -> None:
     (tmp_path / "id").write_text("#!/bin/sh\necho 1000\n")
     (tmp_path / "id").chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([str(SCRIPT)], env=path, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert "needs root; run this with sudo" in done.stderr
+    script = shutil.copy(SCRIPT, tmp_path)
+
+    def fault() -> str:
+        done = subprocess.run(["bash", script], env=path, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 1
+        return done.stderr
+
+    assert "run the one that `idletrain infra image --to image` writes" in fault()
+    (tmp_path / "idletrain-0-py3-none-any.whl").touch()
+    assert "needs root; run this with sudo" in fault()
