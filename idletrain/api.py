@@ -24,7 +24,16 @@ from idletrain.autotune.forecast import FleetFigures
 from idletrain.autotune.local_fleet import local_figures, steps_here
 from idletrain.autotune.probe import probe_fleet
 from idletrain.cluster.access import with_link
-from idletrain.errors import JobError, RefusedError, RunError, StoppedError, in_python, user_code, user_code_fails
+from idletrain.errors import (
+    FinishedError,
+    JobError,
+    RefusedError,
+    RunError,
+    StoppedError,
+    in_python,
+    user_code,
+    user_code_fails,
+)
 from idletrain.export import finished_module
 from idletrain.fabric.measuring.cluster import existing_cluster
 from idletrain.fabric.measuring.nodes import occupied
@@ -41,10 +50,10 @@ from idletrain.nn.optim import from_torch
 from idletrain.nn.optim.schedule import Schedule
 from idletrain.nn.precision import as_given
 from idletrain.nn.prepare import Prepared, prepare
-from idletrain.nn.program import Loss
+from idletrain.nn.program import Loss, Program
 from idletrain.observe.display import choose_display
 from idletrain.observe.forecast_record import ForecastTracker
-from idletrain.observe.records import Record, Recorder, Sink
+from idletrain.observe.records import Record, Recorder, Sink, read_records
 from idletrain.observe.sinks import WatchSettings
 from idletrain.observe.summary import Summary
 from idletrain.ownership import write_signed
@@ -53,7 +62,7 @@ from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler, check_reachable
 from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable.recovery import Restored, load_result
-from idletrain.run import Composition, RunOptions, compose
+from idletrain.run import Composition, RunOptions, compose, settle
 
 SCORES = ("accuracy", "loss", "calibration_error", "temperature", "metrics")  # of an evaluation
 _OPTIMIZER_HINT = 'give it as optimizer={"name": "adamw", "lr": 0.001}'
@@ -135,7 +144,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         workers: Worker processes to start here, or to wait for with `scheduler`.
         name: The run's name; derived from the time if None.
         run_dir: Directory of runs.
-        resume: Continue the run of that name.
+        resume: Continue the run of that name. If it has reached its end, its result is returned.
         scheduler: Address of a Dask cluster whose workers train.
         on_event: Called with every event as it happens; the run waits for it.
         on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
@@ -204,16 +213,31 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
 
     options = RunOptions(provider=provider, resume=resume, watch=watch, summary=summary, on_evaluate=on_evaluate)
     remembered = choose.remembering(prepare_module)
-    composition = compose(job, options, prepare=remembered, decide=partial(_decide, scheduler, remembered))
-    for note in (*composition.prepared.notes, *callbacks.notes, composition.prepared.fallback):
-        if note:
-            _tell(note)
     records: list[Record] = []
-    result = _trained(composition, source, test_source, records, on_event)
-    trained = as_given(finished_module(composition.prepared, result.network), module)
+    try:
+        composition = compose(job, options, prepare=remembered, decide=partial(_decide, scheduler, remembered))
+    except FinishedError as end:
+        _tell(f"{end}; this is its result")
+        prepared = remembered(settle(job))
+        result = _ended(job, prepared.program, summary, records)
+    else:
+        prepared = composition.prepared
+        for note in (*prepared.notes, *callbacks.notes, prepared.fallback):
+            if note:
+                _tell(note)
+        result = _trained(composition, source, test_source, records, on_event)
+    trained = as_given(finished_module(prepared, result.network), module)
     trained = plain(trained) if lightning else trained
     scores = _scores_after(result.rounds, records)
     return FitResult(trained, tuple(records), {**summary.as_record(), **scores}, job.run_dir, result.rounds)
+
+
+def _ended(job: Job, program: Program, summary: Summary, records: list[Record]) -> Restored:
+    """Read the records of a run that has ended, and return its network."""
+    for event in read_records(job.run_dir / "events.jsonl"):
+        summary.add(event)
+        records.append(event)
+    return load_result(job.run_dir, program, job.stop.watched)
 
 
 def _scores_after(rounds: int, records: Sequence[Record]) -> dict[str, Any]:

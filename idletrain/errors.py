@@ -2,6 +2,7 @@
 
 IdletrainError          exit code 1
 ├── JobError            exit code 2: the input is wrong; holds every fault, one sentence each
+│   └── FinishedError   the run has reached its end, and the job does not ask for more
 ├── RunError            the run cannot start or continue
 ├── DamageError         durable state was changed by something other than idletrain
 └── RefusedError        a peer was turned away, or turned us away
@@ -42,6 +43,10 @@ class JobError(IdletrainError):
     def __init__(self, faults: Sequence[str] | str) -> None:
         self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
         super().__init__("\n".join(self.faults))
+
+
+class FinishedError(JobError):
+    """A run that should go on has reached its end already."""
 
 
 class RunError(IdletrainError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from idletrain.errors import shortened
+from idletrain.errors import FinishedError, JobError, shortened
 from idletrain.job import Job
 from idletrain.phases import PhaseSettings
 
@@ -36,24 +36,42 @@ FIXED_SETTINGS = (
 )
 
 
-def resume_faults(job: Job, original: Job, status: str | None, rounds: int) -> list[str]:
-    """Return why a run cannot be resumed: it is complete, or a setting that must stay has changed.
+def check_resumption(job: Job, original: Job, status: str | None, rounds: int) -> None:
+    """Refuse to resume a run with settings that must stay and have changed, or one that has reached its end.
 
     Args:
         job: The job to resume it with.
         original: The job that the run began with.
         status: How the run ended last time.
         rounds: How many rounds are done.
+
+    Raises:
+        FinishedError: It has reached its end, and the job does not ask for more.
+        JobError: Settings have changed.
     """
+    if end := _end(job, original, status, rounds):
+        raise FinishedError(end)
+    if faults := _changes(job, original):
+        raise JobError(faults)
+
+
+def _end(job: Job, original: Job, status: str | None, rounds: int) -> str | None:
+    """Return why a run has nothing left to do."""
     # How many rounds epochs are, or the data are worth, is known once they are read; a copy of the job then has them.
     counted = "rounds" in job.training.model_fields_set
     if status == "completed" and job.training.rounds <= rounds and counted:
-        return [f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"]
+        return f"training.rounds: run {job.name} is complete after {rounds} rounds; ask for more to go on"
     if status == "reached" and job.stop == original.stop:
-        return [f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"]
+        return f"stop.accuracy: run {job.name} reached {job.stop.accuracy}; ask for more to go on"
     if status == "stopped-early" and job.stop == original.stop:
         reason = f"stopped early: no better {job.stop.watched} in {job.stop.patience} evaluations"
-        return [f"stop.patience: run {job.name} {reason}; raise it, or leave it out, to go on"]
+        return f"stop.patience: run {job.name} {reason}; raise it, or leave it out, to go on"
+    return None
+
+
+def _changes(job: Job, original: Job) -> list[str]:
+    """Return which settings have changed that decide the run's bits."""
+    counted = "rounds" in job.training.model_fields_set
     faults = []
     if _fixed_part(job.training.phases) != _fixed_part(original.training.phases):
         faults.append("training.phases: are not those that the run began with; only the last may have other rounds")

@@ -27,7 +27,7 @@ from idletrain.observe.summary import Summary
 from idletrain.ownership import write_signed
 from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import WorkerProvider
-from idletrain.resume import resume_faults
+from idletrain.resume import check_resumption
 from idletrain.rounds.coordinator import Coordinator, RunOutcome
 from idletrain.rounds.durable.history import former_format, holds_run, read_history
 from idletrain.rounds.durable.recovery import read_job
@@ -122,6 +122,7 @@ def compose(
         report: Called with a line before each step that takes seconds.
 
     Raises:
+        FinishedError: the run should be resumed, and has reached its end.
         JobError: the job cannot start; nothing was made.
     """
     check_run(job, options)
@@ -141,9 +142,8 @@ def compose(
         check_rolling(prepared.program)
     decided, prepared = with_rounds(decided, prepared)
     if options.resume:
+        _check_resumption(decided)  # now that its rounds are known
         past = read_history(decided.run_dir)
-        if faults := _resume_faults(decided):  # of rounds that were not known before
-            raise JobError(faults)
         if past.status == "completed":
             rounds = decided.training.rounds
             report(f"run {decided.name} was complete after {past.rounds} rounds; it goes on to {rounds}")
@@ -173,6 +173,7 @@ def check_run(job: Job, options: RunOptions) -> None:
     """Refuse what cannot start, before anything is made.
 
     Raises:
+        FinishedError: it should be resumed, and has reached its end.
         JobError: the run exists (or does not, with `resume`), is another job's, or its provider refuses it.
     """
     faults = []
@@ -185,12 +186,12 @@ def check_run(job: Job, options: RunOptions) -> None:
         faults.append(f"name: run {job.name} exists in {job.run_dir}; add --resume to go on with it or name another")
     if options.resume and not exists:
         faults.append(f"name: there is no run {job.name} in {job.checkpoint.to} to resume; leave out --resume")
-    if exists and options.resume:
-        faults += _resume_faults(job)
     faults += options.provider.faults(job)
     faults += options.watch.faults()
     if faults:
         raise JobError(faults)
+    if exists:
+        _check_resumption(job)
 
 
 def settle(job: Job) -> Job:
@@ -365,7 +366,12 @@ def _first_job(job: Job) -> Job:
         return job
 
 
-def _resume_faults(job: Job) -> list[str]:
+def _check_resumption(job: Job) -> None:
+    """Refuse to go on with a run that has reached its end, or with other settings.
+
+    Raises:
+        JobError: Of them.
+    """
     past = read_history(job.run_dir)
     first = _first_job(job)
-    return resume_faults(_as_started(job, first), first, past.status, past.rounds)
+    check_resumption(_as_started(job, first), first, past.status, past.rounds)

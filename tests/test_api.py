@@ -589,7 +589,7 @@ def test_fit_stops_early_gives_the_best_network_and_goes_on_with_more_patience(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     train, test = digits()
-    values = iter([9.0, 3.0, 1.0, 2.0, 1.0, 9.0, 2.0, 1.5])  # a 9 when it is tried on a few samples
+    values = iter([9.0, 3.0, 1.0, 2.0, 1.0, 9.0, 9.0, 2.0, 1.5])  # a 9 when it is tried on a few samples
     measured: list[tuple[int, int]] = []
     seen: dict[int, tuple[nn.Module, dict[str, Any]]] = {}
 
@@ -633,10 +633,11 @@ def test_fit_stops_early_gives_the_best_network_and_goes_on_with_more_patience(
     state, rounds = saved_state(tmp_path / "early")
     assert rounds == 2
     assert torch.equal(state["first.weight"], result.module.first.weight)
-    with pytest.raises(
-        JobError, match=r"stop.patience: run early stopped early: no better far in 2 evaluations; raise"
-    ):
-        fit(2, resume=True)
+    same = fit(2, resume=True)
+    told = " ".join(capfd.readouterr().err.split())
+    assert "stop.patience: run early stopped early: no better far in 2 evaluations; raise" in told
+    assert (same.rounds, same.summary["status"]) == (2, "stopped-early")
+    assert torch.equal(same.module.first.weight, result.module.first.weight)
     again = fit(3, resume=True)  # the fourth is measured again, and counts once
     assert (seen[4][1]["far"], seen[5][1]["far"]) == (2.0, 1.5)
     assert (again.summary["status"], again.rounds, again.summary["rounds"]) == ("stopped-early", 2, 5)
@@ -831,6 +832,31 @@ def test_another_network_is_no_damage_to_the_run(tmp_path: Path) -> None:
     again = idletrain.fit(net(16), digits()[0], rounds=2, resume=True, **settings)
     assert again.rounds == 2
     assert load_run(str(tmp_path / "r")).rounds == 2
+
+
+def test_a_run_that_has_reached_its_end_gives_its_result_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook's cell may be executed once more."""
+    settings: dict[str, Any] = {"subnets": 2, "workers": 1, "name": "r", "run_dir": tmp_path, "local_steps": 5}
+    net = make_net()
+    first = idletrain.fit(net, *digits(), rounds=2, **settings)
+    written = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "r").rglob("*"))
+    capfd.readouterr()
+    again = idletrain.fit(net, *digits(), rounds=2, resume=True, **settings)
+    told = " ".join(capfd.readouterr().err.split())
+    assert told.endswith("run r is complete after 2 rounds; ask for more to go on; this is its result")
+    assert written == sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / "r").rglob("*"))
+    assert (again.rounds, again.run_dir, repr(again)) == (2, first.run_dir, repr(first))
+    for name in ("status", "rounds", "params_sha256", "accuracy", "loss"):
+        assert again.summary[name] == first.summary[name], name
+    assert again.curves() == first.curves()
+    for name, value in first.module.state_dict().items():
+        assert torch.equal(value, again.module.state_dict()[name]), name
+    with pytest.raises(JobError, match=r"training.seed: 7 is not what the run began with, 0"):
+        idletrain.fit(net, *digits(), rounds=3, resume=True, seed=7, **settings)
+    with pytest.raises(RunError, match="holds a network of another size"):
+        idletrain.fit(nn.Linear(64, 10), digits()[0], rounds=2, resume=True, method="local-sgd", **settings)
 
 
 def test_a_run_is_resumed_by_its_name() -> None:

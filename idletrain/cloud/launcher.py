@@ -29,7 +29,7 @@ from idletrain.job import Job
 from idletrain.machine_settings import CloudSettings
 from idletrain.observe import cost
 from idletrain.observe.summary import summary_of
-from idletrain.resume import resume_faults
+from idletrain.resume import check_resumption
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import CrashPoint, S3Prefix
 
@@ -262,8 +262,7 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
         return run
     previous = record.read(prefix)
     past = summary_of(s3_mirror.events(prefix))
-    if faults := resume_faults(job, Job.model_validate(previous.job), past.status, past.rounds):
-        raise JobError(faults)
+    check_resumption(job, Job.model_validate(previous.job), past.status, past.rounds)
     teardown.take_down(account, job.name, prefix)
     if not account.instances(job.name, ("shutting-down",)):  # else its head may still write for a moment
         leader_lease.end(prefix)
