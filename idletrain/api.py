@@ -38,6 +38,7 @@ from idletrain.export import finished_module
 from idletrain.fabric.measuring.cluster import existing_cluster
 from idletrain.fabric.measuring.nodes import occupied
 from idletrain.fit_result import FitResult
+from idletrain.held_interrupts import notice_if_slow
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.nn import travel
@@ -215,7 +216,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     remembered = choose.remembering(prepare_module)
     records: list[Record] = []
     try:
-        composition = compose(job, options, prepare=remembered, decide=partial(_decide, scheduler, remembered))
+        with notice_if_slow("reading the module and the data"):
+            composition = compose(job, options, prepare=remembered, decide=partial(_decide, scheduler, remembered))
     except FinishedError as end:
         _tell(f"{end}; this is its result")
         prepared = remembered(settle(job))

@@ -5,6 +5,7 @@ A display reads a summary, which must get an event before the display does (use 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -18,6 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from idletrain.held_interrupts import notice_if_slow
 from idletrain.observe import charts, status
 from idletrain.observe.records import Record, Sink
 from idletrain.observe.summary import Summary
@@ -47,8 +49,10 @@ class LineDisplay:
     def __init__(self, out: TextIO, summary: Summary) -> None:
         self.summary = summary
         self._out, self._last = out, time.monotonic()
+        self._silent = contextlib.ExitStack()  # until the first event
 
     def __call__(self, event: Record) -> None:
+        self._silent.close()
         line = describe_event(event)
         if line is None and time.monotonic() - self._last > LINE_SECONDS and event["kind"] == "round_committed":
             line = _progress(self.summary)
@@ -58,10 +62,11 @@ class LineDisplay:
             self._out.flush()
 
     def __enter__(self) -> LineDisplay:
+        self._silent.enter_context(notice_if_slow("starting the run"))
         return self
 
     def __exit__(self, *_error: object) -> None:
-        pass
+        self._silent.close()
 
 
 class JsonDisplay:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Build the image without a container registry, engine or daemon: a Debian base by debootstrap, then the Dockerfile by
 # buildah, which needs root for its chroot. Packages still come from Debian's index and from where the PIP_* variables
-# point, PyPI if nowhere; torch from TORCH_INDEX if that is set. Usage:
+# point, PyPI if nowhere; torch from TORCH_INDEX if that is set. Python is copied from this machine's python3.11 (PYTHON
+# names another one): Debian's own is too old for idletrain. Usage:
 #
 #     idletrain infra image --to image
 #     sudo bash image/build-offline.sh [ARCHIVE.tar]      # keeps the image as an OCI archive, if a file is named
@@ -9,7 +10,7 @@
 # Storage, base and containers are in a temporary directory, which takes about 6 GB and goes at the end.
 set -euo pipefail
 
-readonly SUITE=bookworm # its Python is the one that idletrain is tested with
+readonly SUITE=bookworm
 readonly BASE=localhost/debian-python IMAGE=localhost/idletrain
 archive=${1:+$(realpath "$1")}
 cd "$(dirname "$0")"
@@ -17,6 +18,10 @@ cd "$(dirname "$0")"
 compgen -G "idletrain-*.whl" >/dev/null ||
     { echo "there is no wheel beside this script; run the one that \`idletrain infra image --to image\` writes" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || { echo "buildah's chroot isolation needs root; run this with sudo" >&2; exit 1; }
+
+python=${PYTHON:-python3.11}
+prefix=$("$python" -c 'import sys; print(sys.base_prefix if sys.version_info[:2] == (3, 11) and sys.version_info >= (3, 11, 4) else "")')
+[ -n "$prefix" ] || { echo "$python is no Python 3.11.4 or newer of 3.11; name one by PYTHON=" >&2; exit 1; }
 
 missing=()
 for tool in buildah debootstrap; do
@@ -35,10 +40,14 @@ export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
 store() { buildah --root "$work/storage" --runroot "$work/run" "$@"; }
 
 echo "== base: Debian $SUITE with Python"
-packages=ca-certificates,python3,python3-venv
+packages=ca-certificates,libbz2-1.0,libexpat1,libffi8,liblzma5,libncursesw6,libsqlite3-0,libssl3,libuuid1,zlib1g
 debootstrap --variant=minbase --include=$packages "$SUITE" "$work/base" >"$work/log" ||
     { tail "$work/log" >&2; exit 1; }
 rm -rf "$work"/base/var/cache/apt/* "$work"/base/var/lib/apt/lists/* "$work"/base/usr/share/{doc,locale,man}/*
+tar -C "$prefix" --exclude=__pycache__ --exclude='*.a' --exclude=lib/python3.11/site-packages --exclude=lib/python3.11/test \
+    -cf - bin/python3.11 lib/python3.11 $(cd "$prefix" && ls -d lib/libpython3.11.so* 2>/dev/null) | tar -C "$work/base/usr/local" -xf -
+ln -s python3.11 "$work/base/usr/local/bin/python3"
+chroot "$work/base" sh -c 'ldconfig && python3 -c "import bz2, ctypes, lzma, sqlite3, ssl, venv, zlib"'
 tar -C "$work/base" --exclude='./dev/*' --exclude='./proc/*' --exclude='./sys/*' -cf "$work/base.tar" .
 rm -rf --one-file-system "$work/base"
 container=$(store from scratch)

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+import threading
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from rich.console import Console
 from test_summary import CHURN, RECORD_KEYS, event, joined, leased, lost, staged, started, summary_of
 
+from idletrain import held_interrupts
 from idletrain.observe.display import (
     USELESS,
     JsonDisplay,
@@ -38,6 +40,21 @@ def lines_of(events: list[dict[str, Any]]) -> list[str]:
     with LineDisplay(out, Summary()) as shown:
         tell(shown, events)
     return out.getvalue().splitlines()
+
+
+def test_lines_say_that_a_run_starts_if_nothing_happens_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(held_interrupts, "SILENT_SECONDS", 0.02)
+    with LineDisplay(io.StringIO(), Summary()) as shown:
+        tell(shown, CHURN)
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+    with LineDisplay(io.StringIO(), Summary()) as shown:
+        time.sleep(0.1)
+        tell(shown, CHURN)
+    assert capsys.readouterr().err == "idletrain: starting the run ...\n"
+    assert threading.active_count() == 1
 
 
 def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
