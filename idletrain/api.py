@@ -171,18 +171,26 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             (optimizer, factors), held = optimizer_of(module), module
         callbacks = callbacks_of(module, None if test is None else WholeBatches(RunData(test, Path(), collate_fn)))
     optimizer_fields, schedule = _optimizer(optimizer, held, factors)
-    training: dict[str, Any] = {"subnets": subnets, "local_steps": local_steps, "seed": seed}
-    training |= {"evaluate_every": evaluate_every}
-    optional: dict[str, Any] = {"method": method, "rounds": rounds, "epochs": epochs, "batch_size": batch_size}
-    optional["copies"] = copies if copies != 1 else None  # said, it would settle the method
-    optional |= {"optimizer": optimizer_fields or None, "loss": loss if isinstance(loss, str) else None}
-    training |= {field: value for field, value in optional.items() if value is not None}
+    training = {
+        "subnets": subnets,
+        "local_steps": local_steps,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+        "method": method,
+        "rounds": rounds,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "copies": copies if copies != 1 else None,  # said, it would settle the method
+        "optimizer": optimizer_fields or None,
+        "loss": loss if isinstance(loss, str) else None,
+    }
+    given = {field: value for field, value in training.items() if value is not None}
     job = parse_job(
         {
             "name": name or f"fit-{time.time_ns():x}",
             "data": {},
             **sections,
-            "training": _section(training, sections.get("training", {})),
+            "training": _section(given, sections.get("training", {})),
             "model": _section({"factory": type(module).__qualname__}, sections.get("model", {})),
             "nodes": _section({"count": workers}, sections.get("nodes", {})),
             "checkpoint": _section({"to": str(run_dir)}, sections.get("checkpoint", {})),

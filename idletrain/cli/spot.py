@@ -26,6 +26,7 @@ from idletrain.cli.cloud_records import (
 from idletrain.cli.job_check import JobCheck, checking
 from idletrain.cli.places import Place, note_launch
 from idletrain.errors import JobError, RunError
+from idletrain.held_interrupts import notice_if_slow
 from idletrain.observe.records import Sink
 from idletrain.providers.protocol import CloudProvider
 
@@ -159,15 +160,20 @@ def _follow(
 
     summary = shown.summary
 
+    ending = contextlib.ExitStack()
+
     def show_new(event: dict[str, Any]) -> None:
         if event.get("t", 0.0) >= run.created:  # earlier ones are from before a resumption
             shown(event)
             watcher(event)
+            if event["kind"] == "run_ended":
+                ending.enter_context(notice_if_slow("ending the run's machines"))
 
     sink = display.folding(summary, show_new)
     sink({"kind": "waiting", "s": 0.0, "t": run.created, "reason": provider.boot_reason})
     try:
-        ended = follow(prefix, as_seen_from_here(provider, account, run_dir, sink), account)
+        with ending:
+            ended = follow(prefix, as_seen_from_here(provider, account, run_dir, sink), account)
     except KeyboardInterrupt:
         if not provider.outlives_command:
             raise

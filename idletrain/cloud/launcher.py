@@ -21,7 +21,7 @@ from idletrain.cloud.instance_types import Market, NodeNeed, Offer, Pools, diver
 from idletrain.cloud.machines import TAG, LaunchSite, Pool, run_tags
 from idletrain.cloud.market import MarketSnapshot
 from idletrain.cloud.quote import Quote
-from idletrain.cloud.reconcile import NOTICE_LEFT_SECONDS, DesiredFleet
+from idletrain.cloud.reconcile import DesiredFleet
 from idletrain.cloud.record import RunRecord
 from idletrain.cluster import certificates
 from idletrain.errors import IdletrainError, JobError, RunError
@@ -95,8 +95,7 @@ def make_spot_plan(job: Job, account: CloudAccount, cache: Path, spent_usd: floa
     )
     checks = (
         *data_faults(job, account.readable_data()),
-        _deadline_fault(quote),
-        cost.first_hour_fault(nodes.budget_usd, quote.worst_usd_per_hour, spent_usd),
+        quote.fault,
         account.quota_fault(nodes.count, offers),
     )
     if faults := [fault for fault in checks if fault]:
@@ -212,17 +211,6 @@ def _heads(
             f"subnet in {' or '.join(market.offerings.get(type_, ())) or 'another region'}"
         )
     return tuple(Pool("on-demand", type_, zone) for zone in offered), price
-
-
-def _deadline_fault(quote: Quote) -> str:
-    """Return a sentence if a run is too short: it would be paid for and train nothing."""
-    if quote.deadline_seconds > 2 * NOTICE_LEFT_SECONDS:
-        return ""
-    return (
-        f"nodes.max_duration: machines would live for {quote.deadline_seconds / 60:.0f} min, of which the last "
-        f"{NOTICE_LEFT_SECONDS / 60:.0f} are for the last writes; allow them (and the budget) "
-        f"{2 * NOTICE_LEFT_SECONDS / 60 + 1:.0f}"
-    )
 
 
 def _refuse_namesake(account: CloudAccount, run: str, prefix: S3Prefix) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 
 from idletrain.cloud.instance_types import Pools
-from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, MOST_SPARES, deadline_seconds
+from idletrain.cloud.reconcile import NOTICE_LEFT_SECONDS
+from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, HOUR_SECONDS, MOST_SPARES, deadline_seconds
+
+SHORTEST_SECONDS = 900.0  # that machines live: as long for training as for the last writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,29 @@ class Quote:
     def deadline_seconds(self) -> float:
         """Longest lifetime of the machines, in seconds."""
         return deadline_seconds(self.remaining_usd, self.worst_usd_per_hour, self.max_duration_seconds)
+
+    @property
+    def fault(self) -> str | None:
+        """Return why the machines would live too briefly to train something, because of the budget or the duration."""
+        if self.deadline_seconds >= SHORTEST_SECONDS:
+            return None
+        shortest = f"{SHORTEST_SECONDS / 60:.0f} min"
+        if self.budget_usd is None or self.max_duration_seconds < SHORTEST_SECONDS:
+            return (
+                f"nodes.max_duration: machines would live for {self.max_duration_seconds / 60:.0f} min, of which the "
+                f"last {NOTICE_LEFT_SECONDS / 60:.0f} are for the last writes; allow them {shortest}"
+            )
+        needed_usd = self.spent_usd + self.worst_usd_per_hour * SHORTEST_SECONDS / HOUR_SECONDS
+        needed = f"${math.ceil(needed_usd * 100) / 100:.2f}"  # rounded up to the cent
+        if self.spent_usd:
+            return (
+                f"nodes.budget_usd: ${self.spent_usd:.2f} of ${self.budget_usd:.2f} are spent, and the rest does not "
+                f"pay another {shortest}; raise it to {needed}, ask for fewer nodes, or lower nodes.max_price"
+            )
+        return (
+            f"nodes.budget_usd: ${self.budget_usd:.2f} does not pay {shortest}, the least that a run takes, which can "
+            f"cost {needed}; raise it to that, ask for fewer nodes, or lower nodes.max_price"
+        )
 
     def _fleet(self, nodes: int, node_usd_per_hour: float) -> float:
         return nodes * node_usd_per_hour + self.head_usd_per_hour + (nodes + 1) * EXTRAS_USD_PER_HOUR

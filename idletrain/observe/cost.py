@@ -9,7 +9,6 @@ Pure: `now` is an argument, in Unix seconds. Of the events of `observe.records` 
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -193,19 +192,3 @@ def launches_allowed(spent_usd: float, budget_usd: float | None) -> bool:
 def must_stop(spent_usd: float, budget_usd: float | None) -> bool:
     """Return whether the budget is used up."""
     return budget_usd is not None and spent_usd >= budget_usd
-
-
-def first_hour_fault(budget_usd: float | None, worst_usd_per_hour: float, spent_usd: float = 0.0) -> str | None:
-    """Return why a budget is refused: its rest does not pay an hour at the worst price; None if it does."""
-    if budget_usd is None or budget_usd - spent_usd >= worst_usd_per_hour:
-        return None
-    needed_usd = math.ceil((spent_usd + worst_usd_per_hour) * 100) / 100  # rounded up to the cent
-    if spent_usd:
-        return (
-            f"nodes.budget_usd: ${spent_usd:.2f} of ${budget_usd:.2f} are spent, and the rest does not pay another "
-            f"hour; raise it to ${needed_usd:.2f}, ask for fewer nodes, or lower nodes.max_price"
-        )
-    return (
-        f"nodes.budget_usd: ${budget_usd:.2f} does not pay the first hour, which can cost ${needed_usd:.2f}; "
-        "raise it to that, ask for fewer nodes, or lower nodes.max_price"
-    )

@@ -48,7 +48,7 @@ def test_a_plan_names_pools_of_the_job_s_market(account: Account, cache: Path) -
 @pytest.mark.parametrize(
     ("nodes", "arguments"),
     [
-        ({"budget_usd": 0.01}, r"nodes\.budget_usd: \$0\.01 does not pay the first hour"),
+        ({"budget_usd": 0.01}, r"nodes\.budget_usd: \$0\.01 does not pay 15 min, the least"),
         ({"memory": "90000GiB"}, r"nodes\.memory: no machine has .*the nearest is"),
         ({"max_price": 0.0001}, r"nodes\.max_price: is below the price of every suitable machine"),
     ],
@@ -215,5 +215,5 @@ def test_what_was_spent_before_shortens_the_budget_of_a_run_that_is_resumed(
     booted = base64.b64decode(version["LaunchTemplateData"]["UserData"]).decode()
     assert booted.splitlines()[2] == f"deadline={int(started.deadline)}"  # each machine's own, whoever is dead
     teardown.take_down(account, "night", prefix)
-    with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another hour"):
-        launcher.make_spot_plan(tight, account, cache, 3.6 * worst)
+    with pytest.raises(JobError, match=r"nodes\.budget_usd: \$.* are spent, and the rest does not pay another 15 min"):
+        launcher.make_spot_plan(tight, account, cache, 4.3 * worst)

@@ -10,7 +10,7 @@ import pytest
 
 from idletrain.cloud.instance_types import GIB, InstanceType, Offer, Pools
 from idletrain.cloud.quote import Quote
-from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, MOST_SPARES, first_hour_fault
+from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, MOST_SPARES
 
 HOUR = 3600.0
 
@@ -53,10 +53,28 @@ def test_the_worst_is_a_spare_more_at_the_highest_price_where_nodes_are_spot() -
 def test_what_earlier_sittings_spent_is_not_there_any_more() -> None:
     worst = quote().worst_usd_per_hour
     assert quote(budget_usd=4 * worst, spent_usd=3 * worst).deadline_seconds == pytest.approx(HOUR)
-    sentence = first_hour_fault(4 * worst, worst, spent_usd=3.5 * worst)
+    sentence = quote(budget_usd=4 * worst, spent_usd=3.9 * worst).fault
     assert sentence
-    assert f"${3.5 * worst:.2f} of ${4 * worst:.2f} are spent" in sentence
-    assert first_hour_fault(4 * worst, worst, spent_usd=3 * worst) is None
+    assert f"${3.9 * worst:.2f} of ${4 * worst:.2f} are spent, and the rest does not pay another 15 min" in sentence
+    assert quote(budget_usd=4 * worst, spent_usd=3.75 * worst).fault is None
+
+
+def test_a_budget_that_does_not_pay_a_quarter_of_an_hour_is_refused_with_one_that_does() -> None:
+    """Machines are billed by the second, and the last minutes are for the last writes."""
+    worst = quote().worst_usd_per_hour
+    assert quote().fault is None
+    sentence = quote(budget_usd=worst / 5).fault
+    assert sentence
+    assert sentence.startswith(f"nodes.budget_usd: ${worst / 5:.2f} does not pay 15 min, the least that a run takes")
+    named = float(sentence.split("can cost $")[1].split(";")[0])
+    assert named == pytest.approx(worst / 4, abs=0.01)
+    assert quote(budget_usd=named).fault is None
+    assert quote(budget_usd=named).deadline_seconds == pytest.approx(HOUR / 4, rel=0.01)
+    brief = quote(max_duration_seconds=600, budget_usd=worst / 5).fault
+    assert brief == (
+        "nodes.max_duration: machines would live for 10 min, of which the last 7 are for the last writes; "
+        "allow them 15 min"
+    )
 
 
 def test_a_fleet_lives_as_long_as_its_budget_pays_the_worst_price() -> None:

@@ -12,7 +12,6 @@ from idletrain.observe.cost import (
     EXTRAS_USD_PER_HOUR,
     accrued,
     deadline_seconds,
-    first_hour_fault,
     forecast_usd,
     launches_allowed,
     must_stop,
@@ -285,23 +284,3 @@ def test_a_budget_stops_launches_first_and_then_the_run(
 ) -> None:
     assert launches_allowed(spent, budget) is launches
     assert must_stop(spent, budget) is stop
-
-
-@pytest.mark.parametrize(("budget", "worst"), [(None, 99.0), (2.0, 2.0), (2.01, 2.0)])
-def test_a_budget_that_pays_the_first_hour_is_fine(budget: float | None, worst: float) -> None:
-    assert first_hour_fault(budget, worst) is None
-
-
-def test_a_budget_below_the_first_hour_is_refused() -> None:
-    assert first_hour_fault(0.5, 1.234) == (
-        "nodes.budget_usd: $0.50 does not pay the first hour, which can cost $1.24; raise it to that, ask for fewer "
-        "nodes, or lower nodes.max_price"
-    )
-
-
-@given(worst=st.floats(0.01, 1e4))
-def test_the_budget_that_a_refusal_names_is_accepted(worst: float) -> None:
-    sentence = first_hour_fault(0.0, worst)
-    assert sentence is not None
-    named = float(sentence.split("can cost $")[1].split(";")[0])
-    assert first_hour_fault(named, worst) is None
