@@ -148,7 +148,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         resume: Continue the run of that name. If it has reached its end, its result is returned.
         scheduler: Address of a Dask cluster whose workers train.
         on_event: Called with every event as it happens; the run waits for it.
-        on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds.
+        on_round: Called with a summary after a committed round, from a thread of its own; a slow one misses rounds. Its
+            accuracy and loss are those of the network after `evaluated_rounds`.
         on_evaluate: Called after every evaluation, as a part of it, with a copy of the network and its scores by name
             (`round`, `loss`, `accuracy` and the metrics). Training goes on meanwhile (see `evaluate_every`).
         log_to: `mlflow` and/or `wandb`, for the curves.

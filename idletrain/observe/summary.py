@@ -45,7 +45,8 @@ class Summary(RunTotals):
             "goodput",
             "preemptions",
         )
-        own = {"round": event["round"], "round_seconds": event["seconds"], "lr": self.lr}
+        own = {"round_seconds": event["seconds"], "lr": self.lr}
+        own["evaluated_rounds"] = self.curve[-1].round if self.curve else None  # after which its scores were measured
         return own | {key: record[key] for key in keys}
 
     def as_record(self) -> dict[str, Any]:

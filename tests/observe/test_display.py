@@ -80,7 +80,7 @@ def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:
     with JsonDisplay(out, Summary()) as shown:
         tell(shown, CHURN)
     first, last = (json.loads(line) for line in out.getvalue().splitlines())
-    assert (first["round"], first["round_seconds"], first["rounds"], first["local_steps"]) == (0, 2.0, 1, 100)
+    assert (first["round_seconds"], first["rounds"], first["local_steps"]) == (2.0, 1, 100)
     assert first["preemptions"] == {"notice": 1, "kill": 1}
     assert last.keys() == RECORD_KEYS
     assert last["params_sha256"] == "ab"

@@ -317,7 +317,7 @@ def test_a_worker_joins_until_it_has_joined_or_failed_to() -> None:
 def test_a_round_s_record_is_the_sum_so_far() -> None:
     summary = summary_of([started(), committed(2.0, 0)])
     assert summary.round_record(committed(2.0, 0)) == {
-        "round": 0,
+        "evaluated_rounds": None,
         "round_seconds": 2.0,
         "rounds": 1,
         "local_steps": 100,
@@ -330,6 +330,13 @@ def test_a_round_s_record_is_the_sum_so_far() -> None:
         "goodput": None,
         "preemptions": {"notice": 0, "kill": 0},
     }
+
+
+def test_a_round_s_record_says_which_network_its_scores_are_of() -> None:
+    scored = {**event("evaluated", 2.5, round=1, accuracy=0.5, loss=1.0, seconds=0.1)}
+    summary = summary_of([started(), committed(2.0, 0), scored, committed(3.0, 1)])
+    record = summary.round_record(committed(3.0, 1))
+    assert (record["rounds"], record["evaluated_rounds"], record["accuracy"]) == (2, 1, 0.5)
 
 
 def test_steps_are_passes_over_the_data_and_samples_a_second() -> None:
