@@ -94,7 +94,7 @@ def sweep(
 
         Console().print(_table(found, results, watched, better))
     if left := [name for name, result in results.items() if not result.ended]:
-        raise RunError(f"{len(left)} of {len(found)} trials did not end: {left[0]}: {results[left[0]].state}")
+        raise RunError(f"{len(left)} of {len(found)} trials did not end: the same command goes on with them")
 
 
 def parse_usd(text: str) -> float:
@@ -163,11 +163,12 @@ def _table(
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     paths = list(found[0].values)
-    for column in (*(path.rpartition(".")[2] for path in paths), "state", "rounds", watched, "time"):
-        table.add_column(column, justify="left" if column == "state" else "right")
     priced = any(result.usd for result in results.values())
-    for column in ("cost",) if priced else ():
-        table.add_column(column, justify="right")
+    classes = watched != "accuracy" and any(result.record.get("accuracy") is not None for result in results.values())
+    scores = (watched, *(("accuracy",) if classes else ()))
+    settings = (path.rpartition(".")[2] for path in paths)
+    for column in (*settings, "state", "rounds", *scores, "time", *(("cost",) if priced else ())):
+        table.add_column(column, justify="left" if column == "state" else "right")
     table.add_column("run")
     for trial in sorted(found, key=rank):
         result = results[trial.job.name]
@@ -176,8 +177,9 @@ def _table(
             result.state,
             str(result.values[-1][0] if result.values else "-"),
             charts.fixed(result.value),
+            *((charts.fixed(result.record.get("accuracy")),) if classes else ()),
             charts.duration(result.record["seconds"]) if result.record else "-",
-            *((f"${result.usd:.2f}",) if priced else ()),
+            *((charts.usd(result.usd),) if priced else ()),
             trial.job.name,
         )
     return table

@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from idletrain.sweeps.trial_results import PRUNED, ResultsFile
 
 LEAST_USD = 0.01  # with less left no trial begins
 LONGEST_LINE = 1 << 20  # of a round's JSON
+PROGRESS_SECONDS = 5.0  # between two lines on a trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +100,20 @@ class Sweep:
         name, result = trial.job.name, self.results[trial.job.name]
         job = self._within_budget(trial.job)
         if job is None:
-            result.state = "the budget is used up"
+            result.state, result.reason = "not started", "the budget is used up"
             return
         self._settings.report(f"{name} begins: {trial.text}")
         with tempfile.TemporaryDirectory(prefix="idletrain-sweep-") as folder:
             file, errors = Path(folder, "job.yaml"), Path(folder, "errors")
             file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_unset=True)))
-            result.state = "running"
-            code = await self._launch(name, file, errors)
-            said = errors.read_text(errors="replace").strip().splitlines()
+            result.state, result.reason = "running", ""
+            code = await self._launch(trial, file, errors)
+            lines = errors.read_text(errors="replace").strip().splitlines()
         if result.state == "running":
             status = result.record.get("status", "")
-            result.state = status if status in DONE_STATUSES else (said or [f"ended with exit code {code}"])[-1]
+            result.state = status if status in DONE_STATUSES else "failed"
+        if result.state == "failed":
+            result.reason = (lines or [f"it ended with exit code {code}"])[-1].removeprefix("idletrain: ")
         self._reserved.pop(name, None)
         if result.record:
             with contextlib.suppress(IdletrainError):  # records that cannot be read have no cost
@@ -117,7 +121,8 @@ class Sweep:
         if self._halving:
             self._halving.end(name, result.value if result.state in DONE_STATUSES else None)
         self._file.write(self.results)
-        self._settings.report(f"{name}: {result.state}" + _value_text(self._settings.watched, result.value))
+        why = f": {result.reason}" if result.reason else ""
+        self._settings.report(f"{name}: {result.state}{why}" + _value_text(self._settings.watched, result.value))
 
     def _within_budget(self, job: Job) -> Job | None:
         """Return the job with its part of the sweep's budget; None if nothing is left."""
@@ -131,8 +136,9 @@ class Sweep:
         self._reserved[job.name] = part
         return job.model_copy(update={"nodes": job.nodes.model_copy(update={"budget_usd": part})})
 
-    async def _launch(self, name: str, file: Path, errors: Path) -> int:
+    async def _launch(self, trial: SweepTrial, file: Path, errors: Path) -> int:
         """Run `idletrain launch` to its end, or until the trial is pruned; return its exit code."""
+        name, shown = trial.job.name, time.monotonic()
         result = self.results[name]
         again = ["--resume"] if result.began else []
         command = owned_process.command(
@@ -150,9 +156,14 @@ class Sweep:
         assert process.stdout is not None
         try:
             async for line in process.stdout:
-                if self._is_pruned(name, _record_in(line)) and result.state == "running":
+                record = _record_in(line)
+                if self._is_pruned(name, record) and result.state == "running":
                     result.state = PRUNED
                     process.send_signal(signal.SIGINT)
+                if record and time.monotonic() - shown > PROGRESS_SECONDS:
+                    shown = time.monotonic()
+                    done = f"{name}: {record['rounds']} of {trial.job.training.rounds} rounds"
+                    self._settings.report(done + _value_text(self._settings.watched, result.value))
             return await process.wait()
         except asyncio.CancelledError:
             result.state = "stopped"
@@ -172,10 +183,11 @@ class Sweep:
         if "status" in record:
             result.record = record
         value = {**record.get("metrics", {}), **record}.get(self._settings.watched)
-        if value is None or value == result.value:
+        at = record.get("evaluated_rounds", record.get("rounds"))
+        if value is None or (result.values and at <= result.values[-1][0]):
             return False
-        result.values.append((record["rounds"], value))
-        return self._halving is not None and self._halving.report(name, record["rounds"], value)
+        result.values.append((at, value))
+        return self._halving is not None and self._halving.report(name, at, value)
 
 
 def _record_in(line: bytes) -> dict[str, Any]:

@@ -21,7 +21,8 @@ class SweepResult:
     """What a trial has come to.
 
     Attributes:
-        state: `waiting`, `running`, how its run ended, or `pruned`; else why it could not end.
+        state: `waiting`, `running`, how its run ended, `pruned`, `stopped`, `failed`, or `not started`.
+        reason: Why it failed or did not start.
         began: Whether its run has a round, and so can be resumed.
         values: Rounds and the watched value at each evaluation.
         record: The run's summary, once it has one.
@@ -29,6 +30,7 @@ class SweepResult:
     """
 
     state: str = "waiting"
+    reason: str = ""
     began: bool = False
     values: list[tuple[int, float]] = field(default_factory=list)
     record: dict[str, Any] = field(default_factory=dict)
@@ -76,4 +78,5 @@ class ResultsFile:
 def _result(stored: Mapping[str, Any]) -> SweepResult:
     values = [(int(rounds), float(value)) for rounds, value in stored["values"]]
     record = {str(name): value for name, value in stored["record"].items()}
-    return SweepResult(str(stored["state"]), bool(stored["began"]), values, record, float(stored["usd"]))
+    state, reason = str(stored["state"]), str(stored["reason"])
+    return SweepResult(state, reason, bool(stored["began"]), values, record, float(stored["usd"]))

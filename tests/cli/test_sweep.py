@@ -43,6 +43,8 @@ def test_a_sweep_is_a_table_the_best_first_and_the_same_command_prints_it_again(
     first, second = (line.split() for line in table if "digits-" in line)
     assert (first[0], second[0]) == ("0.1", "1e-06")
     assert first[1:3] == ["completed", "2"]
+    (heading,) = (line.split() for line in table if line.split()[:1] == ["lr"])
+    assert heading == ["lr", "state", "rounds", "loss", "accuracy", "time", "run"]
     again = call(*rates, "--json")
     found = {entry["set"]["training.optimizer.lr"]: entry for entry in json.loads(again.stdout)}
     assert found[0.1]["state"] == "completed"

@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from idletrain.sweeps import running
 from idletrain.sweeps.grid import SweepTrial, Varied, trials
 from idletrain.sweeps.running import Sweep, SweepSettings
 from idletrain.sweeps.trial_results import ResultsFile
@@ -60,7 +61,8 @@ def test_a_trial_that_cannot_run_says_why_and_the_others_go_on() -> None:
     under_way = sweep([*found, *with_rates(0.2)])
     asyncio.run(under_way.run())
     failed, done = under_way.results.values()
-    assert failed.state.startswith("idletrain: name: ")
+    assert failed.state == "failed"
+    assert failed.reason.startswith("name: ")
     assert done.state == "completed"
 
 
@@ -104,5 +106,15 @@ def test_no_trial_begins_without_money_left() -> None:
     found = with_rates(0.1, 0.2, 0.3)
     under_way = sweep(found, budget_usd=1.0, cost_of=lambda _: 0.6)
     asyncio.run(under_way.run())
-    states = [under_way.results[trial.job.name].state for trial in found]
-    assert states == ["completed", "completed", "the budget is used up"]  # the second had 0.4 left, and took 0.6
+    ended = [under_way.results[trial.job.name] for trial in found]
+    assert [result.state for result in ended] == ["completed", "completed", "not started"]  # the second took 0.6 of 0.4
+    assert ended[-1].reason == "the budget is used up"
+
+
+def test_a_long_trial_tells_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PROGRESS_SECONDS", 0.0)
+    said: list[str] = []
+    (trial,) = with_rates(0.1)
+    asyncio.run(sweep([trial], report=said.append).run())
+    assert [line for line in said if line.startswith(f"{trial.job.name}: 2 of 3 rounds, loss ")]
+    assert said[-1].startswith(f"{trial.job.name}: completed, loss ")
