@@ -67,7 +67,7 @@ def launch_spot(job: Job, provider: CloudProvider, options: SpotOptions) -> None
         RunError: it cannot continue.
     """
     _refuse(job, provider, options)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a SIGTERM ends it in order, as Ctrl-C does
+    _end_in_order()
     with contextlib.ExitStack() as stack:
         if not options.as_json:
             typer.echo("idletrain: reading the model and the data", err=True)
@@ -75,6 +75,13 @@ def launch_spot(job: Job, provider: CloudProvider, options: SpotOptions) -> None
         stack.enter_context(provider.opened())
         account = stack.enter_context(provider.account(provider.launch_region(job)))
         _run(job, provider, account, options, check)
+
+
+def _end_in_order() -> None:
+    """Let a SIGTERM, and the end of the terminal unless nohup ignores it, do what Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 def _plan(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, check: JobCheck) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -9,13 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pexpect
 import psutil
 import pytest
 import yaml
 
 from idletrain.cluster import dask_scheduler, fork_server, warm_parent
 
-from .helpers import Control, Process, Run, until
+from .helpers import PATIENCE_SECONDS, Control, Process, Run, until
 from .test_cloud import IDLETRAIN, job_tree
 from .test_head import ORPHAN_SECONDS
 
@@ -41,10 +43,12 @@ MOMENTS: dict[str, Callable[[Path, Process], bool]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [*itertools.product([signal.SIGKILL, signal.SIGTERM], MOMENTS), (signal.SIGHUP, "it trains")],
+)
 def test_nothing_outlives_a_launch_in_a_sandbox(
-    moment: str, number: signal.Signals, tmp_path: Path, started: list[Process]
+    number: signal.Signals, moment: str, tmp_path: Path, started: list[Process]
 ) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_tree("orphans", rounds=1000)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -59,6 +63,23 @@ def test_nothing_outlives_a_launch_in_a_sandbox(
     launch.send(number)
     until(f"the end of {left(tmp_path)}", lambda: not left(tmp_path), ORPHAN_SECONDS)
     assert launch.exit_code() == (-signal.SIGKILL if number == signal.SIGKILL else 130), launch.text
+    if number != signal.SIGKILL and moment == "it trains":
+        assert "and what orphans has trained is in runs/orphans" in launch.text
+        assert list((tmp_path / "runs" / "orphans" / "snapshots").iterdir())
+
+
+def test_a_closed_terminal_leaves_no_process_of_a_rehearsal_and_keeps_what_it_has_trained(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_tree("orphans", rounds=1000)))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "TERM": "xterm"}
+    arguments = ["-m", "idletrain", "launch", "job.yaml", "--spot", "--cloud", "sandbox", "--yes"]
+    terminal = pexpect.spawn(sys.executable, arguments, cwd=tmp_path, env=environment, encoding="utf-8")
+    terminal.expect("accuracy", timeout=PATIENCE_SECONDS)
+    assert len(left(tmp_path)) >= 3
+    os.close(terminal.child_fd)
+    until("the end of what the launch started", lambda: not left(tmp_path), ORPHAN_SECONDS)
+    assert list((tmp_path / "runs" / "orphans" / "snapshots").iterdir())
+    terminal.wait()
 
 
 def running(place: Path, word: str) -> int:
