@@ -253,7 +253,8 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     fault = f"training.loss: {name} does not fit {given}: "
     if labels is None and loss in (cross_entropy, bce_with_logits, mse):
         raise JobError(f"{fault}call its labels `labels`, or use a function (outputs, batch) -> scalar")
-    if loss in (mse, functional.mse_loss) and getattr(labels, "shape", None) != logits.shape:  # torch would broadcast
+    alike = (mse, functional.mse_loss, bce_with_logits, functional.binary_cross_entropy_with_logits)
+    if loss in alike and getattr(labels, "shape", None) != logits.shape:  # torch would broadcast, or say less
         raise JobError(f"{fault}they should have one shape{_same_shape(logits, labels)}")
     if loss is cross_entropy and (wrong := _wrong_classes(logits, labels)):
         raise JobError(fault + wrong)

@@ -464,13 +464,17 @@ def test_labels_from_1_of_a_model_with_a_loss_of_its_own_are_refused_with_the_sh
     assert refused.value.faults == (told,)
 
 
+LABELS_OF_ONE_COLUMN = "; give labels[:, None] as labels, or return outputs.squeeze(-1)"
+
+
 @pytest.mark.parametrize(
     ("outputs", "labels", "loss", "told"),
     [
-        (1, (24,), "mse", "they should have one shape; give labels[:, None] as labels, or return outputs.squeeze(-1)"),
+        (1, (24,), "mse", f"they should have one shape{LABELS_OF_ONE_COLUMN}"),
         (1, (24, 1), "cross_entropy", "it is for classes; for regression name mse"),
         (1, (24,), "cross_entropy", "it is for classes; for regression name mse"),
         (2, (24, 3), "mse", "they should have one shape"),
+        (1, (24,), "bce_with_logits", f"they should have one shape{LABELS_OF_ONE_COLUMN}"),
     ],
 )
 def test_regression_with_odd_shapes_or_the_default_loss_is_told_what_to_do(

@@ -221,7 +221,8 @@ def test_data_that_are_not_numbers(tmp_path: Path) -> None:
     told = fault(model=mlp(4, 8, 3), data=save(tmp_path, x=np.full((8, 4), "a"), y=np.zeros(8, int)))
     assert told.startswith("data.train: the array x of ")
     assert told.endswith(
-        "d.npz holds str32; write it as floats, integers or booleans, texts by a column for each (one-hot) or as codes"
+        "d.npz holds str32; write it as floats, integers or booleans; "
+        "numpy.unique(texts, return_inverse=True)[1] makes codes of texts"
     )
 
 

@@ -101,7 +101,9 @@ def array_fault(array: Array) -> str:
     if not array.ndim:
         return "is a single value; its first dimension should count the samples"
     if array.dtype.kind not in NUMBER_KINDS:
-        texts = "" if array.dtype.kind not in "OUS" else ", texts by a column for each (one-hot) or as codes"
+        texts = (
+            "; numpy.unique(texts, return_inverse=True)[1] makes codes of texts" if array.dtype.kind in "OUS" else ""
+        )
         return f"holds {described_type(array)}; write it as floats, integers or booleans{texts}"
     return ""
 
