@@ -38,6 +38,7 @@ class Summary(RunTotals):
             "rounds",
             "local_steps",
             "epochs",
+            "evaluated_rounds",
             "accuracy",
             "loss",
             "train_loss",
@@ -46,7 +47,6 @@ class Summary(RunTotals):
             "preemptions",
         )
         own = {"round_seconds": event["seconds"], "lr": self.lr}
-        own["evaluated_rounds"] = self.curve[-1].round if self.curve else None  # after which its scores were measured
         return own | {key: record[key] for key in keys}
 
     def as_record(self) -> dict[str, Any]:
@@ -57,6 +57,7 @@ class Summary(RunTotals):
             "rounds": self.rounds,
             "local_steps": self.local_steps,
             "epochs": None if self.epochs is None else round(self.epochs, 4),
+            "evaluated_rounds": self.curve[-1].round if self.curve else None,  # after which the scores were measured
             "accuracy": self.accuracy,
             "loss": self.loss,
             "calibration_error": self.calibration_error,

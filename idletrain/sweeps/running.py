@@ -183,8 +183,8 @@ class Sweep:
         if "status" in record:
             result.record = record
         value = {**record.get("metrics", {}), **record}.get(self._settings.watched)
-        at = record.get("evaluated_rounds", record.get("rounds"))
-        if value is None or (result.values and at <= result.values[-1][0]):
+        at = record.get("evaluated_rounds")
+        if value is None or at is None or (result.values and at <= result.values[-1][0]):
             return False
         result.values.append((at, value))
         return self._halving is not None and self._halving.report(name, at, value)
