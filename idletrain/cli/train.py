@@ -187,6 +187,7 @@ def plan(
     from idletrain.epochs import with_rounds
     from idletrain.nn.prepare import prepare_job
     from idletrain.nn.rolling import check_rolling
+    from idletrain.observe import charts
 
     written = read_job_file(job, nodes)
     if memory:
@@ -203,6 +204,9 @@ def plan(
     if settings.preemption.policy == "rolling":
         check_rolling(prepared.program)
     Console().print(plan_table(settings, prepared, forecast=choice is not None))
+    if choice:
+        rounds = settings.training.rounds
+        typer.echo(f"all {rounds} rounds take about {charts.duration(choice.round_seconds * rounds)} on this fleet")
 
 
 @app.command(rich_help_panel="Train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ def test_a_plan_is_printed_from_a_factory_beside_the_job(tmp_path: Path) -> None
     assert "25.0%" in result.stdout
     assert " s a round on this fleet: " in result.stdout
     assert "this machine's pace" not in result.stdout  # one forecast, of the fleet
+    assert re.search(r"^all 29 rounds take about \d.* on this fleet$", result.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
