@@ -146,6 +146,7 @@ def comparison(runs: Sequence[PastRun]) -> list[tuple[str, list[str]]]:
         ("rounds", [f"{view['rounds']} of {view['total_rounds']}" for view in views]),
         ("accuracy", [charts.fixed(view["accuracy"]) for view in views]),
         ("loss", [charts.fixed(view["loss"]) for view in views]),
+        ("loss of a constant prediction", [charts.fixed(run.summary.constant_loss) for run in runs]),
         *_metric_rows(views),
         ("expected calibration error", [charts.fixed(view["calibration_error"]) for view in views]),
         ("best temperature", [charts.fixed(view["temperature"]) for view in views]),

@@ -115,6 +115,7 @@ def test_runs_are_compared_figure_by_figure_with_the_settings_that_differ() -> N
     rows = dict(re.findall(r"<tr><td>([^<]*)</td>((?:<td class=\"n\">[^<]*</td>)+)", content))
     cells = {name: re.findall(r">([^<]*)</td>", row) for name, row in rows.items()}
     assert cells["accuracy"] == ["0.8000", "-"]
+    assert cells["loss of a constant prediction"] == ["2.3000", "-"]
     assert cells["preemptions without notice"] == ["1", "0"]
     assert cells["training.optimizer.lr"] == ["0.1", "0.5"]
     assert "training.rounds" not in cells
