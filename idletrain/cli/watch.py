@@ -50,19 +50,25 @@ def status(
     from idletrain.cluster.access import link
     from idletrain.observe import display
 
+    page = ""
     if place.cloud:
         with place.account() as account:
             summary, why, _ = run_status(account, place.run)
+            if summary.status == "running" and summary.dashboard:
+                start = {"kind": "run_started", "run": summary.run, "dashboard": summary.dashboard}
+                page = place.provider().seen_from_here(start, account)["dashboard"]
     else:
         summary = local_summary(Path(place.run))
         why = summary.note if summary.status == "failed" else ""
+        if summary.status == "running" and summary.dashboard:
+            page = link(Path(place.run), summary.dashboard)
     if as_json:
         typer.echo(json.dumps(summary.as_record()))
         return
     for line in display.final_lines(summary, f"{summary.run}: {summary.status}" + (f": {why}" if why else "")):
         typer.echo(line)
-    if not place.cloud and summary.status == "running" and summary.dashboard:
-        typer.echo(f"  watch it at {link(Path(place.run), summary.dashboard)}")
+    if page:
+        typer.echo(f"  watch it at {page}")
 
 
 @app.command(rich_help_panel="Watch")

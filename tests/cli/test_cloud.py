@@ -127,6 +127,23 @@ def test_a_run_whose_head_was_terminated_by_hand_is_interrupted_with_the_reason(
     assert why in run("status", "past", "--cloud", "sandbox")
 
 
+def test_the_status_of_a_run_that_trains_says_where_to_watch_it(
+    cloud: Sandbox, account: Account, past: S3Prefix
+) -> None:
+    now = time.time()
+    record.update(past, created=now - 1)
+    machine(cloud, "night", "head", market="on-demand")
+    assert "watch it" not in run("status", "past", "--cloud", "sandbox")
+    began = {
+        "v": 2, "t": now, "s": 3601.0, "kind": "run_started", "run": "night", "version": "1", "subnets": 2, "rounds": 3,
+        "target": None, "parameters": 1000, "groups": {"1": 8}, "resumed_at": 0, "run_dir": "runs/night",
+        "dashboard": "http://127.0.0.1:1/idletrain",
+    }  # fmt: skip
+    s3_mirror.append_events(past, [began])
+    assert "watch it at http://127.0.0.1:1/idletrain" in run("status", "past", "--cloud", "sandbox")
+    assert "watch it at `idletrain dashboard night`" in run("status", "past", "--cloud", "aws")
+
+
 @pytest.mark.parametrize("command", ["cost", "logs", "dashboard", "report"])
 def test_a_run_that_is_not_there_is_a_sentence(command: str, account: Account) -> None:
     assert "holds no run" in run(command, "nobody", "--cloud", "sandbox", code=1)
