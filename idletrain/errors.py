@@ -137,8 +137,9 @@ def in_python(function: Callable[P, T]) -> Callable[P, T]:
             if isinstance(error, JobError):
                 error.faults = tuple(error.args[0].split("\n"))
             fault: BaseException = error.with_traceback(None)
-        except StoppedError as stop:
+        except KeyboardInterrupt as stop:  # StoppedError, or before and after a run
             fault = stop.with_traceback(None)
+            fault.__cause__ = fault.__context__ = None
         raise fault
 
     return called

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from typing import Any
 
 import pytest
@@ -101,6 +102,23 @@ def test_from_python_an_error_names_the_argument(error: errors.IdletrainError) -
     assert [entry.name for entry in caught.traceback] == ["test_from_python_an_error_names_the_argument", "called"]
     assert str(caught.value).endswith("add resume=True")
     assert getattr(caught.value, "faults", ("add resume=True",))[-1] == "add resume=True"
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), errors.StoppedError("stopped after round 3")])
+def test_an_interrupt_shows_no_frames_of_the_package(stop: KeyboardInterrupt) -> None:
+    @errors.in_python
+    def deep() -> None:
+        try:
+            raise ValueError("a child's")
+        except ValueError:
+            raise stop from None
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        deep()
+    assert caught.value is stop
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "a child's" not in shown
+    assert shown.count("  File ") == 2  # this test, and the wrapper
 
 
 def test_the_traceback_below_a_fault_begins_with_the_user_s_own_code() -> None:
