@@ -94,7 +94,8 @@ class Machine:
         self._door.bind(DOOR)
         self._door.listen()
         self._containers: dict[int, socket.socket] = {}  # the client of each, by its process id
-        self._program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True).pid
+        # Kept whole: one that is dropped would bury a program that has ended already, and the machine never know.
+        self._program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def run(self) -> fork_server.Request | None:
         """Start and reap processes until the machine's end; return None, or in a container what it is to run."""
@@ -135,7 +136,7 @@ class Machine:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 pid, status = ended
-                self._ended |= pid == self._program
+                self._ended |= pid == self._program.pid
                 if client := self._containers.pop(pid, None):
                     with client, contextlib.suppress(OSError):  # it has ended, too
                         client.sendall(json.dumps(os.waitstatus_to_exitcode(status)).encode())

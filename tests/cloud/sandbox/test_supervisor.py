@@ -62,6 +62,31 @@ supervisor.main(*sys.argv[1:])
 """
 
 
+# What becomes of a machine whose program ends before anything else happens.
+ENDED_AT_ONCE = """
+import os, subprocess, sys
+from idletrain.cloud.sandbox import supervisor
+
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+subprocess.Popen = Popen
+supervisor.main(*sys.argv[1:])
+"""
+
+
+def test_a_program_that_ends_at_once_ends_the_machine(directory: Path) -> None:
+    command = [sys.executable, "-c", ENDED_AT_ONCE, str(directory), "true"]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+    assert not directory.exists()
+
+
 def test_a_signal_while_the_program_starts_ends_the_machine_too(directory: Path) -> None:
     command = [sys.executable, "-c", AT_ITS_START, str(directory), "sleep", "300"]
     with subprocess.Popen(command, start_new_session=True) as process:
