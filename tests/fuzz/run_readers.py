@@ -257,8 +257,7 @@ READERS = {
             b"\5" + json.dumps(SCHEDULE).encode(),
             b'\6{"due": "2026-11-25T00:00:00+00:00", "run": "night-1", "started": null, "ended": null}',
             b'\7{"run": "night", "cloud": "aws", "region": "eu-west-1", "rehearsal": null}',
-            b'\x08{"a": {"state": "completed", "reason": "", "began": true, '
-            b'"values": [[1, 0.5]], "record": {}, "usd": 0.0}}',
+            b'\x08{"a": {"state": "failed", "reason": "", "began": true, "values": [[1, 2]], "record": {}, "usd": 0}}',
             b"\x09training.optimizer.lr=0.05,0.1",
         ),
         modules=(
