@@ -42,6 +42,7 @@ NAMES = (
     "finishing",
     "precision",
     "quality",
+    "splits",
     "simulated_fleet",
 )
 

@@ -63,6 +63,7 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "round_overhead": _ROUNDS,
     "scale": _ROUNDS,
     "simulated_fleet": ("rounds/state.py", "simulation"),
+    "splits": (*_LEARNING, "nn/alone.py"),
     "spot_latency": ("cloud", "cluster"),
     "storm": ("cloud", "cluster", *_ROUNDS),
     "time_to_accuracy": (*_LEARNING, *_ROUNDS),

@@ -145,6 +145,24 @@ def endings(results: list[dict[str, Any]]) -> str:
     return "\n".join([on, "", *_table(["loss", *kinds], rows)])
 
 
+def splits(results: list[dict[str, Any]]) -> str:
+    """Return a table of how well residual networks learn by what their subnets divide."""
+    (result,) = (result for result in results if result["benchmark"] == "splits")
+    found = {figure["what"]: figure["value"] for figure in result["figures"] if not figure["target"]}
+    ways = dict.fromkeys(what.rpartition(": ")[0] for what in found)
+    head = ["", "loss", "accuracy", "calibration error", "a subnet's parameters / whole"]
+    rows = [
+        [
+            way,
+            f"{found[f'{way}: loss']:.3f}",
+            f"{found[f'{way}: accuracy']:.1f} %",
+            *(f"{found[f'{way}: {column}']:.3f}" for column in head[3:]),
+        ]
+        for way in ways
+    ]
+    return "\n".join([f"{result['machine']['cpu']}, {_day(result)}:", "", *_table(head, rows)])
+
+
 def rates(results: list[dict[str, Any]]) -> str:
     """Return a table of the best learning rates by optimizer and number of subnets."""
     (result,) = (result for result in results if result["benchmark"] == "learning_rates")
@@ -191,6 +209,7 @@ def main() -> None:
         ("modules.md", MODULES_BEGIN, MODULES_END, modules(results)),
         ("concepts/recipes.md", *markers("recipes"), recipes(results)),
         ("concepts/recipes.md", *markers("endings"), endings(results)),
+        ("concepts/recipes.md", *markers("splits"), splits(results)),
         ("concepts/recipes.md", *markers("rates"), rates(results)),
     ):
         page_ = DOCS / name

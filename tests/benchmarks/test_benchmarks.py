@@ -277,7 +277,17 @@ def _check_quality(written):
     assert costs["ist, 4"]["bytes"] < costs["2 copies, 4"]["bytes"] < costs["whole"]["bytes"]
 
 
+def _check_splits(written):
+    shares = {(run["split"], run["copies"]): run["share"] for run in written["runs"]}
+    assert shares["whole", 1] == 1
+    assert len(shares) == 7
+    for split in ("neurons", "blocks", "both"):
+        assert shares[split, 1] < shares[split, 2] < 1
+    assert len({run["loss"] for run in written["runs"]}) == 7
+
+
 CHECKS = {
+    "splits": _check_splits,
     "fine_tuning": _check_fine_tuning,
     "finishing": _check_finishing,
     "precision": _check_precision,
