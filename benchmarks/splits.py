@@ -51,12 +51,12 @@ FAMILIES = {
             "factory": "idletrain.nn.models:transformer",
             "args": {"vocabulary": 128, "context": 64, "width": 64, "heads": 4, "hidden": 256, "blocks": 6},
         },
-        _TEXT, {"batch_size": 32, "local_steps": 25, "rounds": 20, "optimizer": {"name": "adamw", "lr": 0.002}},
+        _TEXT, {"batch_size": 32, "local_steps": 25, "rounds": 12, "optimizer": {"name": "adamw", "lr": 0.002}},
     ),
     "residual MLP": Family(
         {"factory": "benchmarks.splits:residual_mlp", "args": {"inputs": 784, "width": 128, "blocks": 6}},
         {"name": "fashion-mnist"},
-        {"batch_size": 128, "local_steps": 25, "rounds": 40, "optimizer": {"name": "adamw", "lr": 0.001}},
+        {"batch_size": 128, "local_steps": 25, "rounds": 30, "optimizer": {"name": "adamw", "lr": 0.001}},
     ),
 }  # fmt: skip
 TINY = {
