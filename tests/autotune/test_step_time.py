@@ -22,7 +22,7 @@ def prepared(width: int, **training: Any) -> Prepared:
 
 
 def test_a_step_of_a_large_network_takes_many_times_one_of_a_small() -> None:
-    assert step_time.times_longer(prepared(4096), prepared(16)) > 4
+    assert step_time.times_longer(prepared(8192), prepared(16)) > 4
 
 
 def test_a_step_takes_as_long_as_itself_and_longer_in_two_copies() -> None:

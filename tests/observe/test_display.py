@@ -54,10 +54,10 @@ def test_lines_say_that_a_run_starts_if_nothing_happens_for_a_while(
         time.sleep(0.1)
         tell(shown, CHURN)
     assert capsys.readouterr().err == "idletrain: starting the run ...\n"
-    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-    for timer in timers:
+    own = [t for t in threading.enumerate() if isinstance(t, threading.Timer) and t.interval == 0.02]
+    for timer in own:
         timer.join(1)
-    assert not any(timer.is_alive() for timer in timers)
+    assert not any(timer.is_alive() for timer in own)
 
 
 def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
