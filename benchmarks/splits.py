@@ -82,9 +82,9 @@ class ResidualBlock(nn.Module):
 
 
 def residual_mlp(inputs: int, width: int, blocks: int) -> nn.Module:
-    """Build a network of residual blocks for rows `[N, inputs]` of ten classes."""
+    """Build a network of residual blocks for samples `[N, ...]` of as many values as inputs, of ten classes."""
     body = [ResidualBlock(width) for _ in range(blocks)]
-    return nn.Sequential(nn.Linear(inputs, width), *body, nn.LayerNorm(width), nn.Linear(width, 10))
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), *body, nn.LayerNorm(width), nn.Linear(width, 10))
 
 
 def ways() -> list[tuple[str, int]]:
