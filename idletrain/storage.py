@@ -17,7 +17,7 @@ from idletrain.errors import RunError
 
 CrashPoint = Callable[[str], None]  # called with the name of each point around a durable write: a test kills there
 NO_SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-CONFLICT_TRIES = 3
+CONFLICT_TRIES, DOWNLOAD_TRIES = 3, 3
 COPY_CHUNK_BYTES = 1 << 20
 READ_ERRORS = {
     "403": "this account may not read it; name one that it may read, or ask its owner",
@@ -212,8 +212,18 @@ class S3Prefix:
         self.client.upload_file(str(path), self.bucket, self.prefix + key)
 
     def get_file(self, key: str, path: Path) -> None:
-        """Write an object of any size to a file."""
-        self.client.download_file(self.bucket, self.prefix + key, str(path))
+        """Write an object of any size to a file; read it again if it is replaced meanwhile, as a head at work does.
+
+        Raises:
+            RunError: it is replaced whenever it is read.
+        """
+        from s3transfer.exceptions import S3DownloadFailedError
+
+        for _ in range(DOWNLOAD_TRIES):
+            with contextlib.suppress(S3DownloadFailedError):
+                self.client.download_file(self.bucket, self.prefix + key, str(path))
+                return
+        raise RunError(f"{self.url}{key} changes whenever it is read; try again")
 
     def stat(self, key: str) -> ObjectInfo:
         """Return an object's size and tag.

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from s3transfer.exceptions import S3DownloadFailedError
 
 from idletrain.errors import RunError
-from idletrain.storage import has_head, make_private, only_head, owner_only, write_whole
+from idletrain.storage import S3Prefix, has_head, make_private, only_head, owner_only, write_whole
 
 
 def test_a_file_is_replaced_and_nothing_else_stays(tmp_path: Path) -> None:
@@ -39,6 +40,26 @@ def test_a_write_that_fails_leaves_the_old_content_and_no_part(
     monkeypatch.undo()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+class ReplacedWhileRead:
+    """A client of S3 whose objects are replaced as often while they are read."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def download_file(self, bucket: str, key: str, path: str) -> None:
+        if self.times:
+            self.times -= 1
+            raise S3DownloadFailedError(f"{bucket}/{key} did not match expected ETag.")
+        Path(path).write_text(key)
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    S3Prefix(ReplacedWhileRead(2), "bucket", "runs/").get_file("updates/1", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "runs/updates/1"
+    with pytest.raises(RunError, match="runs/updates/1 changes whenever it is read; try again"):
+        S3Prefix(ReplacedWhileRead(9), "bucket", "runs/").get_file("updates/1", tmp_path / "file")
 
 
 HOLD = """
