@@ -149,16 +149,16 @@ def splits(results: list[dict[str, Any]]) -> str:
     """Return a table of how well residual networks learn by what their subnets divide."""
     (result,) = (result for result in results if result["benchmark"] == "splits")
     found = {figure["what"]: figure["value"] for figure in result["figures"] if not figure["target"]}
-    ways = dict.fromkeys(what.rpartition(": ")[0] for what in found)
+    names = dict.fromkeys(what.rpartition(": ")[0] for what in found)
     head = ["", "loss", "accuracy", "calibration error", "a subnet's parameters / whole"]
     rows = [
         [
-            way,
-            f"{found[f'{way}: loss']:.3f}",
-            f"{found[f'{way}: accuracy']:.1f} %",
-            *(f"{found[f'{way}: {column}']:.3f}" for column in head[3:]),
+            name,
+            f"{found[f'{name}: loss']:.3f}",
+            f"{found[f'{name}: accuracy']:.1f} %",
+            *(f"{found[f'{name}: {column}']:.3f}" for column in head[3:]),
         ]
-        for way in ways
+        for name in names
     ]
     return "\n".join([f"{result['machine']['cpu']}, {_day(result)}:", "", *_table(head, rows)])
 

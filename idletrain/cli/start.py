@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from idletrain.cli.arguments import seconds_option
-from idletrain.cli.package_wheel import write_wheel
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.errors import JobError
 from idletrain.providers.protocol import CloudProvider, LaunchRequest
@@ -73,9 +72,13 @@ def _write(source: Path, folder: Path, *, with_wheel: bool = False) -> list[str]
         folder.mkdir(parents=True, exist_ok=True)
         for name in files:
             shutil.copyfile(source / name, folder / name)
-        return [*files, write_wheel(folder)] if with_wheel else files
+        if with_wheel:
+            from idletrain.cli.package_wheel import write_wheel  # and with it what packs and hashes
+
+            files.append(write_wheel(folder))
     except OSError as error:
         raise JobError(f"{folder}: cannot be written ({error.strerror}); name another folder") from None
+    return files
 
 
 @app.command(rich_help_panel="Start")
