@@ -66,15 +66,17 @@ def resnet(depths: Sequence[int], width: int) -> nn.Module:
     return _classifier(width, blocks, channels)
 
 
-def resnet18(channels: int) -> nn.Module:
-    """Build basic blocks in ResNet-18's widths for images of so many channels, with BatchNorm and ReLU first."""
+def resnet18(channels: int, planes: int = 64) -> nn.Module:
+    """Build ResNet-18's basic blocks (64 `planes` in the first stage) for images of so many channels, with BatchNorm
+    and ReLU first.
+    """
     blocks: list[nn.Module] = []
-    before = 64
-    for stage, width in enumerate((64, 128, 256, 512)):
+    before = planes
+    for stage in range(4):
         for block in range(2):
-            blocks.append(_basic(before, width, 2 if stage and not block else 1))
-            before = width
-    return _classifier(64, blocks, before, channels)
+            blocks.append(_basic(before, planes << stage, 2 if stage and not block else 1))
+            before = planes << stage
+    return _classifier(planes, blocks, before, channels)
 
 
 def wide_resnet(depth: int, widening: int) -> nn.Module:
