@@ -10,10 +10,11 @@ import contextlib
 import datetime
 import json
 import logging
+import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -122,15 +123,28 @@ def fetch(ec2: Any, pricing: Any, cache: PriceCache) -> MarketSnapshot:
         pricing: A client of the price list (in PRICING_REGION), or None for estimates.
         cache: Cache of the answers.
     """
-    with ThreadPoolExecutor(4, thread_name_prefix="market") as threads:
-        all_types = threads.submit(types, ec2, cache)
-        zones = threads.submit(offerings, ec2, cache)
-        spot = threads.submit(spot_prices, ec2, cache)
-        listed = threads.submit(on_demand_prices, pricing, ec2.meta.region_name, cache)
-        known = {type_.name: type_ for type_ in all_types.result()}
-        on_demand = listed.result()
-        estimates = {name: price for name, type_ in known.items() if (price := estimate(type_)) is not None}
-        return MarketSnapshot(known, zones.result(), spot.result(), on_demand or estimates, estimate=not on_demand)
+    all_types = _begin(lambda: types(ec2, cache))
+    zones = _begin(lambda: offerings(ec2, cache))
+    spot = _begin(lambda: spot_prices(ec2, cache))
+    listed = _begin(lambda: on_demand_prices(pricing, ec2.meta.region_name, cache))
+    known = {type_.name: type_ for type_ in all_types.result()}
+    on_demand = listed.result()
+    estimates = {name: price for name, type_ in known.items() if (price := estimate(type_)) is not None}
+    return MarketSnapshot(known, zones.result(), spot.result(), on_demand or estimates, estimate=not on_demand)
+
+
+def _begin(request: Callable[[], T]) -> Future[T]:
+    """Make a request in a thread for which nothing waits: dozens of pages do not hold up a Ctrl-C or an error."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(request())
+        except BaseException as error:  # noqa: BLE001 (raised where the answer is used)
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="market").start()
+    return answer
 
 
 def types(ec2: Any, cache: PriceCache) -> list[InstanceType]:

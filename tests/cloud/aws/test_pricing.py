@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -309,6 +310,34 @@ def test_a_region_is_read_from_disk_the_second_time(region: tuple[MarketSnapshot
     client = running.client("ec2")
     with Stubber(client):  # refuses every call
         assert market.fetch(client, None, market.PriceCache(region[1])) == region[0]
+
+
+class SlowRegion:
+    """A client of a region that refuses to name its types, and whose other answers take for ever."""
+
+    def __init__(self) -> None:
+        self.meta = SimpleNamespace(region_name=REGION, endpoint_url="https://ec2.example")
+        self.asked, self.released = threading.Semaphore(0), threading.Event()
+
+    def get_paginator(self, operation: str) -> Any:
+        if operation == "describe_instance_types":
+            for _ in range(2):
+                assert self.asked.acquire(timeout=60)
+            raise JobError("refused")
+        self.asked.release()
+        self.released.wait()
+        raise JobError("released")
+
+
+def test_no_slow_answer_holds_up_the_end_of_a_fetch_that_failed(tmp_path: Path) -> None:
+    slow = SlowRegion()
+    try:
+        with pytest.raises(JobError, match="refused"):
+            market.fetch(slow, None, market.PriceCache(tmp_path))
+        assert not slow.released.is_set()
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name == "market")
+    finally:
+        slow.released.set()
 
 
 def test_no_cpu_node_has_an_accelerator_and_none_is_of_metal(snapshot: MarketSnapshot) -> None:
