@@ -214,6 +214,7 @@ def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[s
     return [
         status_text,
         f"  {_last_score(summary)}",
+        *([f"  {text}"] if (text := _trained_by(summary)) else []),
         *([f"  best {b['metric']} {b['value']:.4f} after {b['round']} rounds"] if (b := summary.best) else []),
         f"  {summary.local_steps} local steps{epochs} in {summary.seconds:.0f} s",
         f"  preemptions: {summary.notices} with notice, {summary.kills} without",
@@ -226,6 +227,17 @@ def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[s
         *([f"  warning: {USELESS}"] if _is_useless(summary) else []),
         f"  {summary.run_dir}",
     ]
+
+
+def _trained_by(summary: Summary) -> str:
+    """Format the method and the optimizer of a run's job; empty before it has begun."""
+    if not summary.method:
+        return ""
+    optimizer = summary.settings.get("job", {}).get("training", {}).get("optimizer", {})
+    by = [f"trained by {summary.method} as {summary.subnets} subnets"]
+    by += [optimizer["name"]] if "name" in optimizer else []
+    by += [f"learning rate {optimizer['lr']}"] if "lr" in optimizer else []
+    return ", ".join(by)
 
 
 def _is_useless(summary: Summary) -> bool:

@@ -40,6 +40,14 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def _is_job(value: Any) -> bool:
+    """Return whether it is a table, as are those of its sections that are read."""
+    if not _is_table(value):
+        return False
+    training = value.get("training", {})
+    return _is_table(value.get("nodes", {})) and _is_table(training) and _is_table(training.get("optimizer", {}))
+
+
 def _are_round_parts(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict) and value.keys() >= {*ROUND_PARTS} and all(map(_is_number, value.values()))
@@ -67,6 +75,7 @@ KINDS_OF_VALUE: Mapping[str, Callable[[Any], bool]] = {
     "worker": _is_optional_text,  # null of an update whose worker is gone
     **dict.fromkeys(("measured", "expected"), _are_round_parts),
     "groups": _is_table,
+    "job": _is_job,
     "metrics": lambda value: isinstance(value, dict) and all(map(_is_score, value.values())),
     "better": lambda value: isinstance(value, dict) and set(value.values()) <= {"higher", "lower"},
     "best_round": lambda value: value is None or _is_count(value),

@@ -54,6 +54,8 @@ class Summary(RunTotals):
         return {
             "status": self.status,
             "run": self.run,
+            "method": self.method,
+            "subnets": self.subnets,
             "rounds": self.rounds,
             "local_steps": self.local_steps,
             "epochs": None if self.epochs is None else round(self.epochs, 4),

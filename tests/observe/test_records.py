@@ -97,6 +97,13 @@ def test_a_record_with_an_altered_key_or_value_is_left_out(kind: str) -> None:
             assert list(parse([json.dumps({**sound, field: wrong})])) == []
 
 
+@pytest.mark.parametrize("wrong", ["x", {"training": 1}, {"training": {"optimizer": "sgd"}}, {"nodes": [1]}])
+def test_a_start_whose_job_is_no_job_is_left_out(wrong: Any) -> None:
+    sound = next(e for e in CHURN if e["kind"] == "run_started") | {"job": {"training": {"optimizer": {"lr": 0.1}}}}
+    assert list(parse([json.dumps(sound)])) == [sound]
+    assert list(parse([json.dumps({**sound, "job": wrong})])) == []
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -10,6 +10,8 @@ from idletrain.observe.summary import Summary
 RECORD_KEYS = {
     "status",
     "run",
+    "method",
+    "subnets",
     "rounds",
     "local_steps",
     "epochs",
@@ -150,6 +152,8 @@ def test_the_sum_of_a_churned_run() -> None:
     assert summary_of(CHURN).as_record() == {
         "status": "completed",
         "run": "demo",
+        "method": "ist",
+        "subnets": 2,
         "rounds": 1,
         "local_steps": 100,
         "epochs": None,
@@ -339,6 +343,14 @@ def test_a_round_s_record_says_which_network_its_scores_are_of() -> None:
     summary = summary_of([started(), committed(2.0, 0), scored, committed(3.0, 1)])
     record = summary.round_record(committed(3.0, 1))
     assert (record["rounds"], record["evaluated_rounds"], record["accuracy"]) == (2, 1, 0.5)
+
+
+def test_the_last_lines_say_how_it_was_trained() -> None:
+    assert "trained by" not in "\n".join(final_lines(Summary(run="demo"), "failed"))
+    assert "  trained by ist as 2 subnets" in final_lines(summary_of([started()]), "done")
+    job = {"training": {"optimizer": {"name": "sgd", "lr": 0.05}}}
+    lines = final_lines(summary_of([{**started(), "job": job}]), "done")
+    assert "  trained by ist as 2 subnets, sgd, learning rate 0.05" in lines
 
 
 def test_steps_are_passes_over_the_data_and_samples_a_second() -> None:
