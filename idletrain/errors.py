@@ -102,6 +102,8 @@ def _as_faults(sentence: Callable[[BaseException], str]) -> Iterator[None]:
     except JobError:
         raise
     except (Exception, SystemExit) as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
         raise JobError(sentence(error)) from error
 
 
@@ -120,7 +122,7 @@ def user_code_fails(remedy: str) -> Iterator[None]:
     except IdletrainError:
         raise
     except Exception as error:
-        if not any(map(_is_the_user_s, traceback.extract_tb(error.__traceback__))):
+        if is_interrupt(error) or not any(map(_is_the_user_s, traceback.extract_tb(error.__traceback__))):
             raise
         raise RunError(f"{placed(error)}{remedy}") from error
 
@@ -164,6 +166,13 @@ def reading(what: object, remedy: str) -> Iterator[None]:
         raise DamageError(f"{what} cannot be read ({error.strerror or error}); {remedy}") from None
     except Exception as error:
         raise DamageError(f"{what} is damaged ({_reason(error)}); {remedy}") from error
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Return whether a Ctrl-C is the error or its cause: in the middle of an import, Python raises another one."""
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
 
 
 def shortened(text: str) -> str:

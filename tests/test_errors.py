@@ -104,6 +104,30 @@ def test_from_python_an_error_names_the_argument(error: errors.IdletrainError) -
     assert getattr(caught.value, "faults", ("add resume=True",))[-1] == "add resume=True"
 
 
+def raised_while_a_class_was_made() -> BaseException:
+    class Field:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    try:
+        type("Table", (), {"field": Field()})
+    except BaseException as error:  # Python 3.11 raises a RuntimeError, later ones the interrupt
+        return error
+    raise AssertionError
+
+
+def test_an_error_that_an_interrupt_causes_is_an_interrupt_and_one_after_it_is_not() -> None:
+    assert errors.is_interrupt(raised_while_a_class_was_made())
+    with pytest.raises(KeyboardInterrupt), errors.user_code("model: "):
+        raise RuntimeError from KeyboardInterrupt()
+    with pytest.raises(errors.RunError) as later:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise errors.RunError("the machines could not be ended")
+    assert not errors.is_interrupt(later.value)
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), errors.StoppedError("stopped after round 3")])
 def test_an_interrupt_shows_no_frames_of_the_package(stop: KeyboardInterrupt) -> None:
     @errors.in_python

@@ -16,7 +16,7 @@ import typer
 
 from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, sweep, train, watch, worker
 from idletrain.cli.train import INTERRUPTED_EXIT
-from idletrain.errors import IdletrainError, JobError, own_traceback
+from idletrain.errors import IdletrainError, JobError, is_interrupt, own_traceback
 
 BUG_EXIT = 3
 # This machine, and EC2's metadata service: no proxy knows them. Names, as libraries know no address ranges here.
@@ -52,23 +52,27 @@ def main() -> None:
     bypass_proxies(os.environ)
     try:
         sys.exit(app(standalone_mode=False))
-    except IdletrainError as error:
-        faults = error.faults if isinstance(error, JobError) else (str(error),)
-        for fault in faults:
-            typer.echo(f"idletrain: {fault}", err=True)
-        typer.echo(own_traceback(error), err=True, nl=False)
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(INTERRUPTED_EXIT)
-    except Exception as error:  # noqa: BLE001 (the one place for bugs)
-        if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # usage errors of the parser
-            command = _command_of(getattr(error, "ctx", None))
-            typer.echo(f"idletrain: {error.format_message().rstrip('.')}; see {command} --help", err=True)
-            sys.exit(error.exit_code)
-        typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
-        sys.exit(BUG_EXIT)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the one place for bugs)
+        sys.exit(_tell(error))
     finally:  # else `python -m` ends by SIGINT after Ctrl-C inside a string that exec runs, as dataclasses do on import
         exec("")  # noqa: S102
+
+
+def _tell(error: BaseException) -> int:
+    """Print what ended a command, in sentences; return its exit code."""
+    if isinstance(error, typer.Abort) or is_interrupt(error):
+        return INTERRUPTED_EXIT
+    if isinstance(error, IdletrainError):
+        for fault in error.faults if isinstance(error, JobError) else (str(error),):
+            typer.echo(f"idletrain: {fault}", err=True)
+        typer.echo(own_traceback(error), err=True, nl=False)
+        return error.exit_code
+    if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # usage errors of the parser
+        command = _command_of(getattr(error, "ctx", None))
+        typer.echo(f"idletrain: {error.format_message().rstrip('.')}; see {command} --help", err=True)
+        return int(error.exit_code)
+    typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
+    return BUG_EXIT
 
 
 def _command_of(context: Any) -> str:

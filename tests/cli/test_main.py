@@ -194,6 +194,16 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert main(("launch", "job.yaml"), monkeypatch, capsys)[0] == 130
 
 
+def test_ctrl_c_in_the_middle_of_an_import_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_path: Path) -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("idletrain.job_file.load_job", interrupted)
+    assert main(("launch", "job.yaml"), monkeypatch, capsys) == (130, "")
+
+
 def test_ctrl_c_while_python_executes_a_text_is_exit_code_130_and_no_signal(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GOOD.replace("idletrain.nn.models:mlp", "mine:net"))
     (tmp_path / "mine.py").write_text("exec('raise KeyboardInterrupt')")  # as an import of a dataclass does
