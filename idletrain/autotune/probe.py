@@ -20,7 +20,7 @@ from distributed import Client
 from distributed.utils import get_ip
 
 from idletrain.autotune import choose, forecast, step_tasks
-from idletrain.autotune.choose import Variant
+from idletrain.autotune.choose import Prepare, Variant
 from idletrain.autotune.forecast import FleetFigures
 from idletrain.fabric.analysis import statistics
 from idletrain.fabric.analysis.samples import Point
@@ -32,6 +32,7 @@ from idletrain.fabric.measuring.sockets import SocketAddress
 from idletrain.fabric.measuring.tasks import LinkProbe
 from idletrain.job import Job
 from idletrain.nn import travel
+from idletrain.nn.prepare import prepare_job
 from idletrain.worker import tasks as worker_tasks
 from idletrain.worker.lease_spec import version
 
@@ -39,7 +40,7 @@ PROBE_CACHE_SECONDS = 24 * 3600.0
 SINGLE_REPEATS = 3  # nodes whose links are measured one by one
 CALLS = 5
 PROBE_OPEN_SECONDS = 300.0  # a worker may have to fetch the data first
-STEP_SECONDS = 3.0  # for the steps of all variants together: the rest of the ten seconds
+STEP_SECONDS = 1.5  # for the steps of all variants together, of each at least one
 CONCURRENT_REPEATS = 18  # transfers of each node at once; with so many, the call's own time matters little
 FIRST_BYTES, GROWTH = 64 * presets.KB, 4  # the first transfer, and the factor until one lasts long enough to time
 COMMIT_BYTES, COMMITS = 4_000_000, 3  # size and number of the updates that time a commit
@@ -47,13 +48,16 @@ HEAD_NODE = -1
 NO_PORT = 0  # of plain sockets, which report CPU seconds; the forecast needs none
 
 
-async def probe_fleet(client: Client, job: Job, nodes: int | None = None, *, timed: bool = True) -> FleetFigures:
+async def probe_fleet(
+    client: Client, job: Job, nodes: int | None = None, prepare: Prepare = prepare_job, *, timed: bool = True
+) -> FleetFigures:
     """Measure how fast a cluster's workers pull, push and compute a job's subnets.
 
     Args:
         client: An asynchronous client of the cluster.
         job: The job to train.
         nodes: Number of nodes to forecast for; as many as there are workers if None.
+        prepare: Builds the network and opens the data of a job with other settings.
         timed: Whether the workers also time steps of the networks that the job names.
 
     Raises:
@@ -81,7 +85,7 @@ async def probe_fleet(client: Client, job: Job, nodes: int | None = None, *, tim
     calls = [await _timed(lambda: workers.call(0, tasks.unused_port, "127.0.0.1")) for _ in range(CALLS)]
     memory_bytes = min(node["memory_bytes"] for node in await workers.call_all(worker_tasks.describe))
     count = nodes or len(workers)
-    variants = await asyncio.to_thread(choose.variants, job, count, memory_bytes) if timed else []
+    variants = await asyncio.to_thread(choose.variants, job, count, memory_bytes, prepare) if timed else []
     return FleetFigures(
         count,
         alone["pull"],

@@ -123,7 +123,7 @@ def confirm_settings(
     if fleet is None and (always or choose.leaves_open(job)):
         if scheduler:
             report("measuring the fleet for some seconds")
-            fleet, why = _try_probe(scheduler, job)
+            fleet, why = _try_probe(scheduler, job, prepare)
             if fleet is None:
                 report(f"{why}: the job runs with its default settings")
         else:
@@ -157,15 +157,15 @@ async def _workers_of(scheduler: str) -> list[str]:
     return [scheduler, *sorted(str(worker["host"]) for worker in identity["workers"].values())]
 
 
-def _try_probe(scheduler: str, job: Job) -> tuple[FleetFigures | None, str]:
+def _try_probe(scheduler: str, job: Job, prepare: Prepare) -> tuple[FleetFigures | None, str]:
     """Measure a cluster; return None and the reason if that fails: the launch handles missing workers itself."""
     try:
-        return asyncio.run(_probe(scheduler, job)), "the fleet is busy"
+        return asyncio.run(_probe(scheduler, job, prepare)), "the fleet is busy"
     except (RunError, RefusedError) as error:
         return None, f"the fleet cannot be measured ({error})"
 
 
-async def _probe(address: str, job: Job) -> FleetFigures | None:
+async def _probe(address: str, job: Job, prepare: Prepare) -> FleetFigures | None:
     from idletrain.autotune.probe import probe_fleet
     from idletrain.fabric.measuring import cluster
     from idletrain.fabric.measuring.nodes import occupied
@@ -173,7 +173,7 @@ async def _probe(address: str, job: Job) -> FleetFigures | None:
 
     await check_reachable(address)
     async with cluster.existing_cluster(address) as client:
-        return None if await occupied(client) else await probe_fleet(client, job)
+        return None if await occupied(client) else await probe_fleet(client, job, prepare=prepare)
 
 
 async def _check_free(client: Client, address: str) -> None:

@@ -27,6 +27,7 @@ from idletrain.cluster.identity import Identity
 from idletrain.errors import RefusedError, RunError
 from idletrain.export import load_run, save
 from idletrain.job import Job
+from idletrain.nn.prepare import prepare_job
 from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.observe.records import Recorder, read_records
 from idletrain.observe.report import PastRun, report_page
@@ -109,16 +110,17 @@ async def _choose_settings(job: Job, identity: Identity, scheduler: str) -> tupl
     """Choose the settings that the job leaves open, for the nodes that join first; keep the job if none can be
     measured.
     """
+    prepare = choose.remembering(prepare_job)
     async with Client(scheduler, asynchronous=True, security=identity.security(), set_as_default=False) as client:
         try:
             with contextlib.suppress(TimeoutError):  # then those that joined are measured
                 await client.wait_for_workers(1, FIRST_NODE_SECONDS)
                 await client.wait_for_workers(job.nodes.count, OTHER_NODES_SECONDS)
-            fleet = await probe_fleet(client, job, job.nodes.count)
+            fleet = await probe_fleet(client, job, job.nodes.count, prepare)
         except (RunError, RefusedError) as error:  # a node was taken meanwhile
             logger.warning("the fleet cannot be measured (%s): the job runs with its default settings", error)
             return job, None
-    job, choice = await asyncio.to_thread(choose.choose_settings, job, fleet, logger.info)
+    job, choice = await asyncio.to_thread(choose.choose_settings, job, fleet, logger.info, prepare)
     for line in choose.choice_lines(choice):
         logger.info(line)
     return job, ForecastTracker(choice.expected.as_record(), choice.why)
