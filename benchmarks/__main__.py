@@ -29,6 +29,7 @@ NAMES = (
     "spot_latency",
     "codec",
     "coded_accuracy",
+    "defaults",
     "kernels",
     "label_cost",
     "learning_rates",

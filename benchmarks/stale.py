@@ -38,6 +38,7 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "churn": _ROUNDS,
     "codec": ("exchange/codec.py", "exchange/quantize_kernels.py"),
     "coded_accuracy": (*_LEARNING, "exchange/codec.py"),
+    "defaults": (*_LEARNING, "nn/alone.py"),
     "efficiency": ("cluster", "observe", *_ROUNDS),
     "exchange": _LINKS,
     "fabric": ("fabric",),

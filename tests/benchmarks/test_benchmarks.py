@@ -288,7 +288,15 @@ def _check_splits(written):
     assert len({run["loss"] for run in written["runs"]}) == 7
 
 
+def _check_defaults(written):
+    losses = {run["alternative"]: run["loss"] for run in written["runs"]}
+    assert len(losses) == len(set(losses.values())) == 5
+    (judged,) = (figure for figure in written["figures"] if figure["target"])
+    assert judged["value"] == losses["default"] / min(losses.values())
+
+
 CHECKS = {
+    "defaults": _check_defaults,
     "splits": _check_splits,
     "fine_tuning": _check_fine_tuning,
     "finishing": _check_finishing,
