@@ -81,7 +81,7 @@ def _phase_contradictions(training: TrainingSettings) -> Iterator[tuple[tuple[st
     if training.epochs is not None:
         yield (
             ("training.epochs", "training.phases"),
-            "training.epochs: training.phases say how many rounds there are; leave one of the two out",
+            "training.epochs: phases, or a range of subnets, say how many rounds there are; leave one of the two out",
         )
     elif rounds != training.rounds:
         yield (

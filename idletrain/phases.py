@@ -65,8 +65,9 @@ class TrainingPhase:
 
 
 def finishing_whole(rounds: int, last: int, subnets: int) -> tuple[PhaseSettings, ...]:
-    """Return the phases of rounds of which the last ones train the whole network in every subnet."""
-    return PhaseSettings(rounds=rounds - last), PhaseSettings(rounds=last, copies=subnets)
+    """Return the phases of rounds of which the last ones (or all) train the whole network in every subnet."""
+    before = (PhaseSettings(rounds=rounds - last),) if last < rounds else ()
+    return *before, PhaseSettings(rounds=last, copies=subnets)
 
 
 def in_order(given: Sequence[PhaseSettings], subnets: int, copies: int, local_steps: int) -> Iterator[TrainingPhase]:

@@ -106,8 +106,12 @@ def test_a_range_that_is_no_phases_is_refused_with_one_sentence(training: dict[s
             "training.phases: phase 1 has 3 copies of 2 subnets, too many",
         ),
         (
+            {"subnets": {"start": 4, "end": 2}, "epochs": 2},
+            "training.epochs: phases, or a range of subnets, say how many rounds there are; leave one of the two out",
+        ),
+        (
             {"phases": [{"rounds": 3}], "epochs": 2},
-            "training.epochs: training.phases say how many rounds there are; leave one of the two out",
+            "training.epochs: phases, or a range of subnets, say how many rounds there are; leave one of the two out",
         ),
         (
             {"phases": [{"rounds": 3, "copies": 2}], "method": "local-sgd"},
@@ -133,13 +137,14 @@ def test_phases_that_do_not_add_up_are_refused_with_one_sentence(training: dict[
 
 
 @pytest.mark.parametrize(
-    ("share", "rounds", "expected"), [(0.2, 10, [8, 2]), (0.9, 3, [3]), (0.01, 3, [3]), (0.5, 2, [1, 1])]
+    ("share", "rounds", "expected"),
+    [(0.2, 10, [8, 2]), (0.9, 3, [1, 2]), (0.01, 3, [2, 1]), (0.5, 2, [1, 1]), (0.3, 1, [1]), (0.99, 50, [1, 49])],
 )
 def test_a_share_of_rounds_at_the_end_trains_whole_networks(share: float, rounds: int, expected: list[int]) -> None:
     phases = job(finish_whole=share, rounds=rounds, local_steps=7).training.every_phase
     assert [phase.rounds for phase in phases] == expected
     assert [(phase.subnets, phase.local_steps) for phase in phases] == [(4, 7)] * len(expected)
-    assert [phase.averages_whole_networks for phase in phases] == [False, True][: len(expected)]
+    assert [phase.averages_whole_networks for phase in phases] == [False, True][-len(expected) :]
 
 
 def test_whole_networks_at_the_end_follow_the_rounds_that_epochs_are() -> None:
