@@ -22,7 +22,7 @@ from idletrain.nn.data.extreme import SparseSamples
 from idletrain.nn.ist import discovery, groups
 from idletrain.nn.ist.any_width import take_widths
 from idletrain.nn.ist.blocks import by_depth
-from idletrain.nn.ist.groups import BufferRule, Layout, UnsplitError, told, weightless, with_buffers
+from idletrain.nn.ist.groups import BufferRule, Layout, UnsplitError, reasons_text, weightless, with_buffers
 from idletrain.nn.ist.modules import copied
 from idletrain.nn.ist.narrow_blocks import within_blocks
 from idletrain.nn.ist.scaling import with_scaling
@@ -216,7 +216,7 @@ def _by_width(
     least = 0.0 if _is_by_hand(module, requested) else requested.least_split
     layout = with_scaling(replace(subject, outputs=outputs), layout, least)
     if not layout.groups:
-        raise UnsplitError(f"it has nothing to split ({told(layout.kept_whole)})")
+        raise UnsplitError(f"it has nothing to split ({reasons_text(layout.kept_whole)})")
     return within_blocks(layout, depth) if depth else layout
 
 

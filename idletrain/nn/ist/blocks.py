@@ -19,7 +19,7 @@ from torch.nn.functional import cosine_similarity
 from idletrain.errors import JobError
 from idletrain.job import TrainingSettings
 from idletrain.nn.data.batches import compared, map_parts, named_parts
-from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, told, without_statistics
+from idletrain.nn.ist.groups import Group, Labels, Layout, layout_of, reasons_text, without_statistics
 from idletrain.nn.ist.schemes import holders_within
 from idletrain.nn.ist.shape_runs import run_for_shapes
 from idletrain.nn.ist.skipping import Part, SkippableBlock
@@ -109,7 +109,7 @@ def by_depth(
     if not narrow and (unknown := set(exclude) - set(refused)):
         raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a block; the blocks are {names}")
     if not blocks:
-        candidates = told(refused.items()) or "it has no ModuleList and no Sequential"
+        candidates = reasons_text(refused.items()) or "it has no ModuleList and no Sequential"
         raise JobError(
             f"model.split: the model has no residual blocks that it runs without ({candidates}); use neurons"
         )

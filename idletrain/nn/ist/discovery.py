@@ -25,7 +25,7 @@ from idletrain.nn.ist.groups import (
     Layout,
     UnsplitError,
     layout_of,
-    told,
+    reasons_text,
 )
 from idletrain.nn.ist.modules import computed_weights, tensor_of
 from idletrain.nn.ist.shape_runs import run_for_shapes
@@ -92,7 +92,8 @@ def find_groups(
         known = ", ".join(candidate.name for candidate in search.accepted)
         raise JobError(f"model.exclude: {', '.join(sorted(unknown))} is not a group; the groups are {known}")
     if not search.accepted:
-        raise UnsplitError(f"it has nothing to split ({told(refused.items()) or 'it has no layer with neurons'})")
+        reasons = reasons_text(refused.items()) or "it has no layer with neurons"
+        raise UnsplitError(f"it has nothing to split ({reasons})")
     left = [candidate for candidate in search.accepted if candidate.name not in exclude]
     if not left:
         raise JobError("model.exclude: names every group; leave one, or use training.method: local-sgd")

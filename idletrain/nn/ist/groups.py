@@ -18,7 +18,7 @@ from idletrain.errors import JobError
 from idletrain.nn.ist.modules import copied, stays_evaluated
 from idletrain.nn.ist.skipping import SkippableBlock
 
-SHOWN = 3  # layers that an error names
+SHOWN = 8  # layers of one reason that an error names
 
 Neurons = NDArray[np.int64]
 SharedRule = Literal["mean", "sum", "same"]
@@ -352,8 +352,15 @@ def with_buffers(module: nn.Module, layout: Layout, rules: Mapping[str, BufferRu
     return replace(layout, tensors=tuple(t for t in tensors if t.buffer != "kept" or not t.shared))
 
 
-def told(reasons: Iterable[tuple[str, str]]) -> str:
-    """Return some layers' reasons as an error tells them: the first ones, and how many there are beside."""
-    all_of = [f"{name}: {reason}" for name, reason in reasons]
-    more = [f"and {len(all_of) - SHOWN} more"] if len(all_of) > SHOWN else []
-    return "; ".join([*all_of[:SHOWN], *more])
+def reasons_text(reasons: Iterable[tuple[str, str]]) -> str:
+    """Return layers' reasons as an error tells them: each reason once, behind the first layers that have it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{_first(layers)}: {reason}" for reason, layers in names.items())
+
+
+def _first(layers: list[str]) -> str:
+    """Return the first names, and how many there are beside."""
+    more = [f"{len(layers) - SHOWN} more"] if len(layers) > SHOWN else []
+    return ", ".join([*layers[:SHOWN], *more])

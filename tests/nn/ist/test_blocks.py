@@ -160,7 +160,7 @@ def settings(**training: Any) -> TrainingSettings:
 def test_a_network_without_blocks_or_with_too_few_is_refused_with_the_candidates() -> None:
     with pytest.raises(
         JobError,
-        match=r"no residual blocks .*\(0: it has no .*; 1: it is not .*; 2: it has no .*; and 11 more\); use n",
+        match=r"no residual blocks .*\(0, 2, .*: it has no .*; 1, 4, 7, 10: it is not .*; 13: it .*\); use neurons",
     ):
         by_depth(models.mlp([8, 8, 8, 8, 8, 3]), X, settings(), (), ())
     with pytest.raises(JobError, match="it has no ModuleList and no Sequential"):

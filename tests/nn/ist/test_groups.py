@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from idletrain.errors import JobError
-from idletrain.nn.ist.groups import by_hand, to_meta, told, whole, without_statistics
+from idletrain.nn.ist.groups import by_hand, to_meta, reasons_text, whole, without_statistics
 from idletrain.nn.ist.partition import draw
 from idletrain.nn.ist.subnets import cut, gather
 from idletrain.nn.local_steps import assemble
@@ -125,8 +125,10 @@ def test_batch_norm_keeps_no_running_statistics_where_subnets_train() -> None:
     assert len(list(module.buffers())) == 3
 
 
-def test_an_error_tells_the_first_reasons_and_how_many_there_are_beside() -> None:
-    reasons = [(f"layer{i}", "it is narrow") for i in range(5)]
-    assert told(reasons[:1]) == "layer0: it is narrow"
-    assert told(reasons) == "layer0: it is narrow; layer1: it is narrow; layer2: it is narrow; and 2 more"
-    assert told([]) == ""
+def test_an_error_has_every_reason_once_behind_the_first_layers_of_it() -> None:
+    reasons = [(f"layer{i}", "it is narrow") for i in range(10)]
+    assert reasons_text(reasons[:1]) == "layer0: it is narrow"
+    first = ", ".join(f"layer{i}" for i in range(8))
+    assert reasons_text(reasons) == f"{first}, 2 more: it is narrow"
+    assert reasons_text([*reasons[:2], ("head", "it is wide")]) == "layer0, layer1: it is narrow; head: it is wide"
+    assert reasons_text([]) == ""
