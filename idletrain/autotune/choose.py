@@ -44,6 +44,12 @@ def has_forecast(job: Job) -> bool:
     return training.loss != "sampled_softmax" and training.mode == "rounds" and not training.listed_phases
 
 
+def can_choose_method(job: Job) -> bool:
+    """Return whether a launch chooses the method, if the job leaves it open: copies and blocks are of subnets."""
+    given, rolling = job.training.model_fields_set, job.preemption.policy == "rolling"
+    return has_forecast(job) and "copies" not in given and job.model.split == "neurons" and not rolling
+
+
 def leaves_open(job: Job) -> bool:
     """Return whether the job leaves a setting open that can be chosen."""
     return has_forecast(job) and not set(CHOSEN_SETTINGS) <= job.training.model_fields_set
@@ -179,10 +185,8 @@ def _fits(program: Program, memory_bytes: int) -> bool:
 def _variants(job: Job, nodes: int) -> Iterator[TrainingSettings]:
     """Yield the job's training settings with each method and number of subnets that it leaves open."""
     training, given, free = job.training, job.training.model_fields_set, leaves_open(job)
-    open_method = free and "method" not in given and "copies" not in given
-    open_method = open_method and job.model.split == "neurons"  # copies and blocks are of subnets
+    open_method = free and "method" not in given and can_choose_method(job)
     rolling = job.preemption.policy == "rolling"
-    open_method = open_method and not rolling
     methods = ("local-sgd", "ist") if open_method else (training.method,)
     for method in methods:
         counts = (nodes,) if method == "local-sgd" else (nodes, 2 * nodes)

@@ -24,6 +24,14 @@ SCALINGS = {
     "unused": "as they are: no output depends on them",
     "unknown": "multiplied by 1/share, untested: the network's outputs with random weights are not finite",
 }
+# Why settings of subnets have their defaults; the measurements are in docs/concepts/recipes.md.
+DEFAULTS = {
+    ("training", "copies"): "a neuron is in one subnet, which takes the least memory and traffic",
+    ("training", "finish_whole"): "no round trains whole networks, which take the most memory",
+    ("model", "split"): "it learned best of the three in every network that was measured",
+    ("optimizer", "lr"): "right for any number of subnets: each layer has a factor by its share of the neurons",
+    ("optimizer", "state"): "a subnet goes on with the momentum of its neurons",
+}
 BUFFERS = {
     "estimate": "estimated on the assembled network",
     "mean": "mean of the subnets' values",
@@ -69,10 +77,11 @@ def _learning_lines(prepared: Prepared) -> list[str]:
     if not prepared.program.layout.groups or of_neuron >= steps:
         return []
     taken = f"a neuron takes {of_neuron:,} of the run's {steps:,} steps"
+    ends_whole = phases[-1].copies == phases[-1].subnets
+    closer = "" if ends_whole else "; whole networks at the end (training.finish_whole: 0.2) come closer"
     return [
         f"{taken}: after as many passes over the data, expect a higher loss than that of local-sgd,",
-        "which holds and moves more; whole networks at the end (training.finish_whole: 0.2) come closer,",
-        "and without training.method, a launch chooses, by a trial if it is long enough",
+        f"which holds and moves more{closer}",
     ]
 
 
@@ -80,6 +89,23 @@ def network_tables(prepared: Prepared) -> list[RenderableType]:
     """Return tables of what is split and what stays whole, of the sums over neurons, and of buffers."""
     blocks = [_blocks(prepared)] if prepared.program.layout.skippable else []
     return [*blocks, *_groups(prepared), *_sums(prepared), *_buffers(prepared)]
+
+
+def default_tables(job: Job, prepared: Prepared) -> list[RenderableType]:
+    """Return a table of the learning rate and of settings that have their default, with the reasons."""
+    table = quiet_table("defaults")
+    for column in ("setting", "value", "reason"):
+        table.add_column(column)
+    sections = {"training": job.training, "model": job.model, "optimizer": job.training.optimizer}
+    apart = job.training.phases or job.preemption.policy == "rolling"  # each phase has its own, rolling neither
+    without = {"copies", "finish_whole"} if apart else set()
+    for (section, field), reason in DEFAULTS.items():
+        value = getattr(sections[section], field)
+        default = type(sections[section]).model_fields[field].default
+        if field == "lr" or (value == default and field not in without):
+            path = f"{'training.' if section == 'optimizer' else ''}{section}.{field}"
+            table.add_row(path, str(value), reason)
+    return [table] if prepared.program.training.method == "ist" else []
 
 
 def quiet_table(title: str) -> Table:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from idletrain.autotune.step_time import step_seconds
-from idletrain.cli.plan_network import network_lines, network_tables, quiet_table
+from idletrain.cli.plan_network import default_tables, network_lines, network_tables, quiet_table
 from idletrain.job import Job
 from idletrain.nn.ist.groups import Layout, split_share
 from idletrain.nn.ist.partition import widths
@@ -61,7 +61,7 @@ def plan_table(job: Job, prepared: Prepared, *, forecast: bool = False) -> Rende
     drawings = [plan_text(out_of_core.profile(share), plan) for share, plan in plans.items()]
     phased = bool(program.training.listed_phases)
     rows = _phases(job, planned, memory) if phased else _subnets(job, prepared, planned[0], memory)
-    return Group(Text("\n".join(lines)), *network_tables(prepared), rows, *drawings)
+    return Group(Text("\n".join(lines)), *network_tables(prepared), rows, *default_tables(job, prepared), *drawings)
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,16 @@ def _phases(job: Job, planned: Sequence[_PhasePlan], memory: int) -> Table:
     Times are those of `_time_line`.
     """
     title = f"phases; a worker has {bytes_text(memory)} for a subnet"
-    table = quiet_table(title)
-    for column in ("phase", "rounds", "steps", "subnets", "share", "memory", "down", "up", "round", "all"):
+    table, overlap = quiet_table(title), any(each.phase.copies > 1 for each in planned)
+    copies = ["copies"] if overlap else []
+    for column in ("#", "rounds", "steps", "subnets", *copies, "share", "memory", "down", "up", "round", "all"):
         table.add_column(column, justify="right")
     for each in planned:
         phase, seconds = each.phase, sum(each.round_seconds(job.nodes.count))
         largest = each.peaks.index(max(each.peaks))
         table.add_row(
             *map(str, (phase.number, phase.rounds, phase.local_steps, phase.subnets)),
+            *([str(phase.copies)] if overlap else []),
             f"{max(each.held):.0%}",
             bytes_text(each.peaks[largest]) + (" out of core" if each.held[largest] in each.plans else ""),
             *map(bytes_text, each.moved),
@@ -207,6 +209,7 @@ def _round_lines(job: Job, prepared: Prepared, planned: _PhasePlan) -> list[str]
         first = f"the open subnets hold {covered:.0%} of the {parts}; together they move {moved}"
     else:
         first = f"each round moves {moved} and covers {covered:.0%} of the {parts}"
+        first += ", as workers have memory for no more" if covered < 1 else ""
     return [
         first,
         f"a subnet holds up to {held:.0%} of the parameters{_advice(layout, copies, held)}",
@@ -227,7 +230,7 @@ def _advice(layout: Layout, copies: int, held: float) -> str:
 def _subnets(job: Job, prepared: Prepared, planned: _PhasePlan, memory: int) -> Table:
     table = quiet_table(f"subnets; a worker has {bytes_text(memory)} for each")
     shared = len(planned.subnets) > job.nodes.count
-    for column in ("subnet", *(["worker"] if shared else []), "share", "parameters", "down", "up", "memory", "compute"):
+    for column in ("subnet", *(["worker"] if shared else []), "share", "parameters", "down", "up", "memory", "time"):
         table.add_column(column, justify="right")
     table.add_column("widths")
     program, shares = prepared.program, planned.shares

@@ -182,7 +182,7 @@ def plan(
     import_from_here()
     from rich.console import Console
 
-    from idletrain.autotune.choose import remembering
+    from idletrain.autotune.choose import can_choose_method, remembering
     from idletrain.cli.plan_table import plan_table
     from idletrain.epochs import with_rounds
     from idletrain.nn.prepare import prepare_job
@@ -204,6 +204,8 @@ def plan(
     if settings.preemption.policy == "rolling":
         check_rolling(prepared.program)
     Console().print(plan_table(settings, prepared, forecast=choice is not None))
+    if "method" in written.training.model_fields_set and can_choose_method(written):
+        typer.echo("without training.method, a launch chooses it, by a trial if it is long enough")
     if choice:
         rounds = settings.training.rounds
         typer.echo(f"all {rounds} rounds take about {charts.duration(choice.round_seconds * rounds)} on this fleet")

@@ -151,7 +151,14 @@ def _describe_start(event: Record) -> str:
     notes += f" ({event['dashboard_note']})" if event.get("dashboard_note") else ""
     unlabelled = event.get("data", {}).get("without_labels", 0)
     notes += f"; {unlabelled} rows of the data have no labels" if unlabelled else ""
-    return f"run {event['run']}: {event['rounds']} rounds of {event['subnets']} subnets{resumed}{notes}"
+    several = event.get("phases", 1) > 1
+    divided = f"in {event['phases']} phases" if several else f"of {_parts(event.get('method', ''), event['subnets'])}"
+    return f"run {event['run']}: {event['rounds']} rounds {divided}{resumed}{notes}"
+
+
+def _parts(method: str, count: int) -> str:
+    """Format what a round trains: so many subnets, or whole networks."""
+    return f"{count} {'whole network' if method == 'local-sgd' else 'subnet'}{'s' if count > 1 else ''}"
 
 
 def _describe_left(event: Record) -> str | None:
@@ -234,7 +241,7 @@ def _trained_by(summary: Summary) -> str:
     if not summary.method:
         return ""
     optimizer = summary.settings.get("job", {}).get("training", {}).get("optimizer", {})
-    by = [f"trained by {summary.method} as {summary.subnets} subnets"]
+    by = [f"trained by {summary.method}: {_parts(summary.method, summary.subnets)} a round"]
     by += [optimizer["name"]] if "name" in optimizer else []
     by += [f"learning rate {optimizer['lr']}"] if "lr" in optimizer else []
     return ", ".join(by)

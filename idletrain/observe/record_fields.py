@@ -57,7 +57,7 @@ def _are_round_parts(value: Any) -> bool:
 ROUND_PARTS = ("pull", "compute", "push", "commit")  # consecutive parts of a round, forecast and measured
 COUNTS = (
     "round rounds subnet attempt steps step kept_steps lost_steps bytes bytes_down bytes_up memory_bytes pid "
-    "parameters resumed_at local_steps phase copies"
+    "parameters resumed_at local_steps phase phases copies"
 )
 NUMBERS = (
     "t s seconds train_seconds kept_seconds commit_seconds pull_seconds push_seconds norm_fraction least_trained lr "

@@ -3,8 +3,8 @@
 Every line has `v` (the schema's version), `t` (seconds since the Unix epoch), `s` (seconds since this head started)
 and `kind`. The kinds and their fields:
 
-    run_started      run, version, subnets, rounds, policy, target, method, local_steps, parameters, groups, resumed_at,
-                     samples (of the training data; null if unknown), samples_a_step, run_dir, dashboard,
+    run_started      run, version, subnets, rounds, phases (their number), policy, target, method, local_steps,
+                     parameters, groups, resumed_at, samples (of the training data; null if unknown), samples_a_step, run_dir, dashboard,
                      dashboard_note, command, job, versions, hardware, exchange, better (`higher` or `lower` by
                      metric), and with a forecast expected (a round's seconds: pull, compute, push, commit) and why; of
                      sparse rows data (rows, features, labels, without_labels, repaired_rows)

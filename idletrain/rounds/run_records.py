@@ -32,6 +32,7 @@ def record_start(run: RunContext, about: Mapping[str, Any]) -> None:
         version=version(),
         subnets=phase.subnets,
         rounds=training.rounds,
+        phases=len(training.every_phase),
         policy=run.job.preemption.policy,
         target=run.job.stop.accuracy,
         method=training.method,

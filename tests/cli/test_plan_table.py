@@ -188,8 +188,29 @@ def test_a_run_without_rounds_is_told_as_that() -> None:
     assert "finish_whole" not in text
 
 
+def test_what_has_its_default_is_shown_with_the_reason_and_what_the_job_changes_is_not() -> None:
+    text = shown_mlp([64, 32, 10], {"method": "ist", "subnets": 2})
+    for row in ("training.copies           1 ", "training.finish_whole     0.0 ", "model.split               neurons "):
+        assert row in text
+    assert "come closer" in text
+    text = shown_mlp([64, 32, 10], {"method": "ist", "subnets": 2, "rounds": 10, "finish_whole": 0.3})
+    assert "training.copies " in text
+    assert "training.finish_whole" not in text
+    assert "come closer" not in text
+    assert "defaults" not in shown_mlp([64, 32, 10], {"method": "local-sgd"})
+
+
+def test_workers_that_hold_only_a_part_of_the_network_are_said_to() -> None:
+    job = parse_job(DIGITS.as_tree() | {"memory": {"out_of_core": "never"}})
+    model = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 8192, 8192, 10]}}
+    job = parse_job(job.as_tree() | {"model": model})
+    text = shown(from_settings(job.model, job.data, job.training, job.memory), WORKER_BYTES + (70 << 20), job)
+    assert re.search(r"covers \d+% of the neurons, as workers have memory for no more", text)
+
+
 def test_a_model_that_is_trained_whole_is_told_first() -> None:
     text = shown_mlp([64, 10], {"method": "ist"})
+    assert "defaults" not in text
     assert text.startswith("the model is trained whole, by local-sgd and not by ist: it has nothing to split (1: its ")
     assert "1 x 1 steps" not in text
     assert "650 parameters, local-sgd, " in text
@@ -234,8 +255,9 @@ def test_each_phase_has_a_row_with_its_memory_bytes_and_time() -> None:
     assert "ist, 40 rounds in 2 phases" in text
     assert "phases; a worker has 746.0 MiB for a subnet" in text
     rows = [re.split(r"  +", line.strip()) for line in text.splitlines() if re.match(r" +\d .* s$", line)]
-    assert [row[:5] for row in rows] == [["1", "30", "20", "8", "50%"], ["2", "10", "40", "1", "100%"]]
-    memory, down, up, of_round, together = zip(*(row[5:] for row in rows), strict=True)
+    assert [row[:5] for row in rows] == [["1", "30", "20", "8", "4"], ["2", "10", "40", "1", "1"]]
+    share, memory, down, up, of_round, together = zip(*(row[5:] for row in rows), strict=True)
+    assert share == ("50%", "100%")
     assert all(len(set(column)) == 2 for column in (memory, down, up))
     assert all(text.endswith(" s") for text in (*of_round, *together))
 

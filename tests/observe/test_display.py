@@ -129,6 +129,14 @@ def test_a_screen_without_any_event_is_drawn() -> None:
     ("one", "line"),
     [
         (started(resumed_at=7), "run demo: 3 rounds of 2 subnets, from round 7; watch it at http://127.0.0.1:1/status"),
+        (
+            started() | {"method": "local-sgd"},
+            "run demo: 3 rounds of 2 whole networks; watch it at http://127.0.0.1:1/status",
+        ),
+        (
+            started(resumed_at=2) | {"phases": 2},
+            "run demo: 3 rounds in 2 phases, from round 2; watch it at http://127.0.0.1:1/status",
+        ),
         (event("worker_left", 1.0, worker="w", name="w", cause="end"), None),
         (lost(1.0, 3, "lease", 0, 0, 0.0), "subnet 3 of round 0: tcp://a is silent, leased again"),
         (lost(1.0, 3, "kill", 0, 0, 0.0), None),

@@ -347,10 +347,10 @@ def test_a_round_s_record_says_which_network_its_scores_are_of() -> None:
 
 def test_the_last_lines_say_how_it_was_trained() -> None:
     assert "trained by" not in "\n".join(final_lines(Summary(run="demo"), "failed"))
-    assert "  trained by ist as 2 subnets" in final_lines(summary_of([started()]), "done")
+    assert "  trained by ist: 2 subnets a round" in final_lines(summary_of([started()]), "done")
     job = {"training": {"optimizer": {"name": "sgd", "lr": 0.05}}}
     lines = final_lines(summary_of([{**started(), "job": job}]), "done")
-    assert "  trained by ist as 2 subnets, sgd, learning rate 0.05" in lines
+    assert "  trained by ist: 2 subnets a round, sgd, learning rate 0.05" in lines
 
 
 def test_steps_are_passes_over_the_data_and_samples_a_second() -> None:
