@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,33 @@ def rates(results: list[dict[str, Any]]) -> str:
     head = ["", "best rate", "loss at it", "loss at the rate best whole / at its best"]
     rows = [[name, *(f"{found[f'{name}: {column}']:.3g}" for column in head[1:])] for name in settings]
     on = f"{result['machine']['cpu']}, {_day(result)}:"
-    return "\n".join([on, "", *_table(head, rows)])
+    return "\n".join([on, "", *_table(head, rows), "", "Loss at each rate:", "", *_curves(result["runs"])])
+
+
+def _curves(runs: Sequence[Record]) -> Iterator[str]:
+    """Yield a table of the losses at all rates, a row for each network, optimizer and number of subnets."""
+    tried = sorted({run["rate"] for run in runs})
+    losses: dict[str, dict[float, float]] = {}
+    for run in runs:
+        losses.setdefault(f"{run['family']}, {run['optimizer']}, {run['subnets']} subnets", {})[run["rate"]] = run["loss"]
+    rows = [
+        [name, *(f"{by_rate[rate]:.3g}" if rate in by_rate else "" for rate in tried)]
+        for name, by_rate in losses.items()
+    ]
+    return _table(["", *(f"{rate:g}" for rate in tried)], rows)
+
+
+def defaults(results: list[dict[str, Any]]) -> str:
+    """Return a table of losses by what differs from the defaults, a row for each network and optimizer."""
+    (result,) = (result for result in results if result["benchmark"] == "defaults")
+    losses: dict[str, dict[str, str]] = {}
+    for figure in result["figures"]:
+        setting, _, rest = figure["what"].rpartition(", ")
+        if rest.endswith(": loss"):
+            losses.setdefault(setting, {})[rest.removesuffix(": loss")] = f"{figure['value']:.3f}"
+    kinds = list(next(iter(losses.values())))
+    rows = [[setting, *(by_kind[kind] for kind in kinds)] for setting, by_kind in losses.items()]
+    return "\n".join([f"{result['machine']['cpu']}, {_day(result)}:", "", *_table(["loss", *kinds], rows)])
 
 
 def _day(result: Mapping[str, Any]) -> str:
@@ -211,6 +237,7 @@ def main() -> None:
         ("concepts/recipes.md", *markers("endings"), endings(results)),
         ("concepts/recipes.md", *markers("splits"), splits(results)),
         ("concepts/recipes.md", *markers("rates"), rates(results)),
+        ("concepts/recipes.md", *markers("defaults"), defaults(results)),
     ):
         page_ = DOCS / name
         page_.write_text(between(page_.read_text(), begin, end, content))

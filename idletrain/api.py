@@ -25,6 +25,7 @@ from idletrain.autotune.local_fleet import local_figures, steps_here
 from idletrain.autotune.probe import probe_fleet
 from idletrain.cluster.access import with_link
 from idletrain.errors import (
+    DIVERGED,
     FinishedError,
     JobError,
     RefusedError,
@@ -287,9 +288,7 @@ def _trained(
             f"stopped after round {outcome.rounds}; the same call with name={job.name!r}, resume=True goes on"
         )
     if outcome.status == "diverged":
-        raise RunError(
-            "the training diverges (NaN in several attempts); lower the optimizer's lr, or look for NaN in the data"
-        )
+        raise RunError(DIVERGED)
     if outcome.status == "stopped-early":
         _tell(f"stopped early: {summary.note}")
     return load_result(job.run_dir, prepared.program, job.stop.watched)

@@ -61,6 +61,12 @@ class RefusedError(IdletrainError):
     """A worker and a head do not fit together, for example because their versions differ."""
 
 
+DIVERGED = (
+    "the training diverges (NaN in several attempts); start another run with a lower learning rate, or look for NaN in "
+    "the data or in a loss of your own"
+)
+
+
 class StoppedError(KeyboardInterrupt):
     """A run was stopped by Ctrl-C or SIGTERM; its text says how to go on."""
 

@@ -104,16 +104,23 @@ def only_head(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def has_head(run_dir: Path) -> bool:
-    """Return whether a process holds this run directory now."""
+def head_of(run_dir: Path) -> int | None:
+    """Return the id of the process that holds this run directory now, or None; 0 if it has just begun to."""
     try:
         with (run_dir / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is none, or it is no lock
-        return False
-    return False
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = file.read().strip()
+                return int(text) if text.isdecimal() else 0
+    except (OSError, ValueError):  # there is none, or it is no lock
+        return None
+    return None
+
+
+def has_head(run_dir: Path) -> bool:
+    """Return whether a process holds this run directory now."""
+    return head_of(run_dir) is not None
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from idletrain.cli.arguments import FoundCloud, FoundRun, Region
+from idletrain.cli import local_runs
+from idletrain.cli.arguments import FoundCloud, FoundRun, Region, run_dir_of
 from idletrain.cli.cloud_records import as_seen_from_here, bill_of, named_prefix, read_events
 from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.errors import IdletrainError, RunError
@@ -19,10 +21,16 @@ app = typer.Typer()
 
 @app.command(rich_help_panel="Cloud")
 def down(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -> None:
-    """End a run and delete everything it has created; safe to repeat."""
+    """End a run and delete every machine and all else that it has created in a cloud; safe to repeat."""
     from idletrain.cloud.machines import TAG
     from idletrain.cloud.teardown import take_down
+    from idletrain.storage import head_of
 
+    run_dir = run_dir_of(name)
+    if not (cloud or region) and (process := head_of(run_dir)):
+        local_runs.stop(run_dir, process)
+        typer.echo(f"{name}: stopped; what it has trained is in {run_dir}, and launch --resume goes on with it")
+        return
     place = find_run(name, cloud, region, here="never")
     with place.account() as account:
         prefix, run = named_prefix(account, place.run), place.name
@@ -72,9 +80,13 @@ def logs(
     place, summary = find_run(name, cloud, region, here="otherwise"), Summary()
     sink = folding(summary, LineDisplay(sys.stdout, summary))
     if place.cloud is None:
-        if node or follow:
-            raise RunError(f"run {place.run} is on this machine: --node and --follow are for runs in a cloud")
-        for event in events_of(place):
+        if node:
+            raise RunError(f"run {place.run} is on this machine: --node is for runs in a cloud; see its logs/")
+        events = events_of(place)
+        if follow:
+            local_runs.follow(Path(place.run), sink)
+            return
+        for event in events:
             sink(event)
         return
     with place.account() as account:

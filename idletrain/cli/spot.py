@@ -25,7 +25,7 @@ from idletrain.cli.cloud_records import (
 )
 from idletrain.cli.job_check import JobCheck, checking
 from idletrain.cli.places import Place, note_launch
-from idletrain.errors import JobError, RunError
+from idletrain.errors import DIVERGED, JobError, RunError
 from idletrain.held_interrupts import notice_if_slow
 from idletrain.observe.records import Sink
 from idletrain.providers.protocol import CloudProvider
@@ -134,6 +134,8 @@ def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, 
         typer.echo(f"{run.run} goes on by itself: idletrain logs {address} -f, idletrain down {address}")
         return
     kept = kept_rehearsal.free_directory(job.name) if process else None
+    if kept and kept.name != job.name:
+        typer.echo(f"idletrain: runs/ has a run {job.name}; this one will be {kept}", err=True)
     shown = display.choose_display(options.as_json, Console(), Summary(run=run.run))
     try:
         from idletrain.observe.sinks import watching
@@ -203,18 +205,13 @@ def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: S
 
     done = summary.status in DONE_STATUSES
     folder = f"{kept}/" if kept else prefix.url
-    if kept and kept.name != job.name:
-        typer.echo(f"idletrain: runs/ had a run {job.name}; this one is {kept}", err=True)
     summary.run_dir = f"{folder}model.safetensors" if summary.status != "taken down" else folder
     if not options.as_json:
-        for line in display.final_lines(summary, f"{summary.status}: {job.name}"):
+        for line in display.final_lines(summary, f"{summary.status}: {kept.name if kept else job.name}"):
             typer.echo(line)
         typer.echo(f"  {cost_line(bill_of(read_events(prefix), time.time()))}")
     if summary.status == "diverged":
-        raise RunError(
-            f"run {job.name} diverges (NaN in several attempts); lower training.optimizer.lr, or look for NaN in the "
-            "data"
-        )
+        raise RunError(f"run {job.name}: {DIVERGED}")
     if not done:
         why = f" ({summary.note})" if summary.note else ""
         next_step = f"what it has trained is in {kept}" if kept else "go on with --resume"

@@ -85,7 +85,11 @@ def sweep(
     under_way = Sweep(found, ResultsFile(RUNS / f"{tree['name']}.sweep.json"), settings)
     if costs and not yes:
         typer.confirm(f"{len(found)} trials, for ${budget_usd:.2f} at most. Start?", abort=True)
-    asyncio.run(under_way.run())
+    try:
+        asyncio.run(under_way.run())
+    except KeyboardInterrupt:
+        typer.echo("idletrain: stopped; the same command goes on where it was", err=True)
+        raise
     results = under_way.results
     if as_json:
         typer.echo(json.dumps([{**asdict(results[t.job.name]), "name": t.job.name, "set": t.values} for t in found]))

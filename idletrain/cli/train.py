@@ -18,7 +18,7 @@ from idletrain.cli.fabric import confirm_settings
 from idletrain.cli.places import directory_of, find_run
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.cli.trust import Trust, allow_code, import_from_here
-from idletrain.errors import IdletrainError, JobError, reading
+from idletrain.errors import DIVERGED, IdletrainError, JobError, reading
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, WorkerProvider
 from idletrain.providers.table import cloud_named, provider_named
 
@@ -335,6 +335,5 @@ def _ending_text(status: str, again: str, note: str) -> str:
         "reached": "done: the target accuracy is reached",
         "stopped-early": f"stopped early: {note}",
         "stopped": f"stopped; go on with: {again}",
-        "diverged": "stopped: the training diverges (NaN in several attempts); lower training.optimizer.lr, or look "
-        "for NaN in the data or in a loss of your own",
+        "diverged": f"stopped: {DIVERGED}",
     }[status]

@@ -25,10 +25,10 @@ class LocalProcesses:
     dashboard_port: int | None = dask_scheduler.DASHBOARD_PORT
 
     def __init__(self, request: LaunchRequest = LaunchRequest()) -> None:  # noqa: B008 (frozen)
-        self._churn_seconds = request.churn_seconds
+        self._request = request
 
     def faults(self, _job: Job) -> list[str]:
-        return []
+        return self._request.cloud_faults
 
     async def check(self) -> None:
         """Do nothing: this machine is always there."""
@@ -50,9 +50,9 @@ class LocalProcesses:
                 asyncio.ensure_future(local.keep_workers(fleet, job.nodes.count, record)),
                 asyncio.ensure_future(frozen.end_frozen(fleet, workers, record)),
             ]
-            if self._churn_seconds:
+            if self._request.churn_seconds:
                 trained = functools.partial(known_workers.trained_workers, workers)
-                tasks.append(asyncio.ensure_future(local.churn(fleet, self._churn_seconds, trained)))
+                tasks.append(asyncio.ensure_future(local.churn(fleet, self._request.churn_seconds, trained)))
             try:
                 yield address, identity.security()
             finally:

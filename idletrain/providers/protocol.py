@@ -39,6 +39,11 @@ class LaunchRequest:
     resume: bool = False
     rehearsal: int | None = None
 
+    @property
+    def cloud_faults(self) -> list[str]:
+        """A sentence for each thing that only a run in a cloud can do."""
+        return ["--detach: is for runs in a cloud (--spot); leave it out"] if self.detach else []
+
 
 class Provider(Protocol):
     """A source of a run's workers or machines."""

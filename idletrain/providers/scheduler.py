@@ -51,11 +51,11 @@ class ExistingScheduler(RunningCluster):
     def __init__(self, request: LaunchRequest) -> None:
         super().__init__(request.scheduler or "", Security())
         self.scheduler = request.scheduler or ""
-        self._churns = bool(request.churn_seconds)
+        self._request = request
 
     def faults(self, _job: Job) -> list[str]:
-        faults = address_faults(self._address)
-        if self._churns:
+        faults = [*address_faults(self._address), *self._request.cloud_faults]
+        if self._request.churn_seconds:
             faults.append("--churn: takes workers on this machine; leave it out with --scheduler")
         return faults
 

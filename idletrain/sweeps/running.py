@@ -21,7 +21,7 @@ from idletrain.job import Job
 from idletrain.observe.records import DONE_STATUSES
 from idletrain.sweeps.grid import SweepTrial
 from idletrain.sweeps.pruning import Halving
-from idletrain.sweeps.trial_results import PRUNED, ResultsFile
+from idletrain.sweeps.trial_results import DIVERGED, PRUNED, ResultsFile
 
 LEAST_USD = 0.01  # with less left no trial begins
 LONGEST_LINE = 1 << 20  # of a round's JSON
@@ -111,9 +111,12 @@ class Sweep:
             lines = errors.read_text(errors="replace").strip().splitlines()
         if result.state == "running":
             status = result.record.get("status", "")
-            result.state = status if status in DONE_STATUSES else "failed"
+            result.state = status if status in (*DONE_STATUSES, DIVERGED) else "failed"
+        if result.state == DIVERGED:
+            result.reason = "its values are no numbers any more; a lower learning rate may help"
         if result.state == "failed":
-            result.reason = (lines or [f"it ended with exit code {code}"])[-1].removeprefix("idletrain: ")
+            own = [line for line in lines if line.startswith("idletrain: ")] or lines
+            result.reason = (own or [f"it ended with exit code {code}"])[-1].removeprefix("idletrain: ")
         self._reserved.pop(name, None)
         if result.record:
             with contextlib.suppress(IdletrainError):  # records that cannot be read have no cost

@@ -12,8 +12,8 @@ from idletrain.errors import reading
 from idletrain.observe.records import DONE_STATUSES
 from idletrain.storage import write_whole
 
-PRUNED = "pruned"
-ENDED = (*DONE_STATUSES, PRUNED)
+PRUNED, DIVERGED = "pruned", "diverged"
+ENDED = (*DONE_STATUSES, PRUNED, DIVERGED)
 
 
 @dataclass

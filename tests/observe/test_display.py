@@ -222,4 +222,4 @@ def test_an_update_that_is_no_longer_needed_is_no_alarm(reply: str, shown: bool)
 def test_why_a_run_failed_is_a_line() -> None:
     ended = {"status": "failed", "rounds": 1, "params_sha256": None, "run_dir": "runs/t"}
     assert describe_event(event("run_ended", 1.0, **ended, reason="own: no such thing")) == "failed: own: no such thing"
-    assert describe_event(event("run_ended", 1.0, **{**ended, "status": "completed"})) is None
+    assert describe_event(event("run_ended", 1.0, **{**ended, "status": "completed"})) == "completed after 1 rounds"

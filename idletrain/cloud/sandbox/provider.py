@@ -101,7 +101,8 @@ class SandboxProvider(AwsProvider):
         """Return None: the sandbox is gone when a schedule would be due."""
 
     def interrupted_text(self, run: str, address: str) -> str:
-        kept = f"what {run} has trained is in {address}" if address else f"{run} had not trained yet"
+        again = "the same command with --resume, without --spot and --cloud, goes on with it on this machine"
+        kept = f"what {run} has trained is in {address}: {again}" if address else f"{run} had not trained yet"
         return f"idletrain: stopped; no machine is left of the rehearsal, and {kept}"
 
     def seen_from_here(self, event: Record, account: Account) -> Record:
