@@ -15,9 +15,12 @@ def main() -> None:
     except FileNotFoundError:  # it was removed
         here = {"", "."}
     sys.path[:] = [entry for entry in sys.path if entry not in here]
-    from idletrain.cli.main import main as command_line
+    try:
+        from idletrain.cli.main import main as command_line
 
-    command_line()
+        command_line()
+    except KeyboardInterrupt:  # while that is imported, or an error is printed
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def down(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -> Non
 
     run_dir = run_dir_of(name)
     if not (cloud or region) and (process := head_of(run_dir)):
-        local_runs.stop(run_dir, process)
+        local_runs.stop_here(run_dir, process)
         typer.echo(f"{name}: stopped; what it has trained is in {run_dir}, and launch --resume goes on with it")
         return
     place = find_run(name, cloud, region, here="never")
@@ -84,7 +84,7 @@ def logs(
             raise RunError(f"run {place.run} is on this machine: --node is for runs in a cloud; see its logs/")
         events = events_of(place)
         if follow:
-            local_runs.follow(Path(place.run), sink)
+            local_runs.follow_here(Path(place.run), sink)
             return
         for event in events:
             sink(event)

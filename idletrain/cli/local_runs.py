@@ -16,7 +16,7 @@ POLL_SECONDS = 0.2
 END_SECONDS = 60.0  # that a head may take for its last snapshot
 
 
-def stop(run_dir: Path, process: int) -> None:
+def stop_here(run_dir: Path, process: int) -> None:
     """Stop the process that trains a run, as Ctrl-C in its terminal does, and wait for its end.
 
     Raises:
@@ -36,7 +36,7 @@ def stop(run_dir: Path, process: int) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def follow(run_dir: Path, sink: Sink) -> None:
+def follow_here(run_dir: Path, sink: Sink) -> None:
     """Pass a run's events to a sink, those so far and those that come, until no process trains it.
 
     Raises:

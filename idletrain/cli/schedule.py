@@ -119,7 +119,8 @@ def add(
     following = next(times.times(cron, schedule.tz, schedule.created))
     typer.echo(f"{name}: next on {_local(following, schedule)}, by {trigger}")
     if trigger == LocalTrigger.loop:
-        typer.echo("keep `idletrain schedule run` running: it starts what is due")
+        place = f" --directory {directory}" if directory else ""
+        typer.echo(f"keep `idletrain schedule run{place}` running: it starts what is due")
     if trigger == LocalTrigger.systemd:
         typer.echo("it runs while you are logged in; for always: loginctl enable-linger")
 
@@ -226,7 +227,21 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
             faults.append(fault)
     if faults or job is None:
         raise JobError(faults)
+    if faults := _job_faults(job, schedule.varied):
+        raise JobError(faults)
     return job
+
+
+def _job_faults(job: Job, varied: Sequence[str]) -> Sequence[str]:
+    """Return what is wrong with a job's model and data, those of a sweep's first trial."""
+    from idletrain.cli.job_check import checking
+    from idletrain.held_interrupts import notice_if_slow
+    from idletrain.sweeps.grid import parse_varied, trials
+
+    if varied:
+        job = trials(job.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])[0].job
+    with notice_if_slow("reading the model and the data"), checking(job) as check:
+        return check.faults()
 
 
 def _provider_faults(schedule: Schedule, job: Job | None) -> Sequence[str]:

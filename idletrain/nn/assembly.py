@@ -15,6 +15,7 @@ from idletrain.nn.data.arrays import Samples
 from idletrain.nn.data.batches import call, fresh, tensors_of
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.evaluate import EVALUATION_BATCH
+from idletrain.nn.ist.groups import Layout
 from idletrain.nn.ist.randomness import generator, key
 from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
@@ -65,11 +66,20 @@ def warning(
     if constant_loss is not None and whole - parts < LEAST_LOSS * constant_loss:
         return None
     layer = likely_layer(program, network, subnets[:SUBNETS])
-    detail = f"; they differ first in layer {layer}, so name its group in model.exclude" if layer else ""
+    groups = _groups_of(program.layout, layer) if layer else []
+    detail = f", or name {' and '.join(groups)} in model.exclude, as they differ first in layer {layer}" if groups else ""
     return (
-        f"the assembled network's training loss is {whole:.3g}, {whole / parts:.1f} times its subnets' {parts:.3g}"
-        f"{detail}, or use fewer subnets or training.method: local-sgd"
+        f"the assembled network's training loss is {whole:.3g}, {whole / parts:.1f} times its subnets' {parts:.3g}: "
+        f"use fewer subnets or training.method: local-sgd{detail}"
     )
+
+
+def _groups_of(layout: Layout, layer: str) -> list[str]:
+    """Return the names of the groups by whose neurons a layer's parameters are cut."""
+    ends = np.cumsum(layout.sizes)
+    cuts = [neurons for t in layout.tensors if t.name.startswith(f"{layer}.") for neurons in t.neurons]
+    found = {int(np.searchsorted(ends, n, "right")) for cut_ in cuts if cut_ is not None for n in cut_ if n >= 0}
+    return [layout.groups[number].name for number in sorted(found)]
 
 
 def likely_layer(program: Program, network: Network, subnets: Sequence[Subnet]) -> str | None:

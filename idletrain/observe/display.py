@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from rich.text import Text
 from idletrain.held_interrupts import notice_if_slow
 from idletrain.observe import charts, status
 from idletrain.observe.records import Record, Sink
+from idletrain.observe.run_totals import Evaluation
 from idletrain.observe.summary import Summary
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -127,7 +129,7 @@ class ScreenDisplay:
         body: list[RenderableType] = [
             Text(_progress(summary, separator="\n")),
             Text(_bar(summary.rounds / max(1, summary.total_rounds)), style="cyan"),
-            Text(_spark([point.accuracy for point in summary.curve if point.accuracy is not None])),
+            Text(_spark(summary.curve)),
             _workers(summary),
             Text("\n".join(self._recent), style="dim"),
         ]
@@ -319,13 +321,16 @@ def _bar(share: float) -> str:
     return "━" * round(BAR_WIDTH * share) + "┄" * (BAR_WIDTH - round(BAR_WIDTH * share))
 
 
-def _spark(values: Sequence[float]) -> str:
-    """Draw accuracy over evaluations as a row of bars between its lowest and highest value."""
+def _spark(curve: Sequence[Evaluation]) -> str:
+    """Draw accuracy over evaluations, or the loss where there is none, as bars between its lowest and highest value."""
+    accuracies = [point.accuracy for point in curve if point.accuracy is not None]
+    losses = [point.loss for point in curve if point.loss is not None and math.isfinite(point.loss)]
+    name, values = ("accuracy", accuracies) if accuracies else ("loss", losses)
     if not values:
-        return "accuracy: -"
+        return "not evaluated yet"
     low, high = min(values), max(values)
     bars = "".join(bar_of(value, low, high) for value in values[-BAR_WIDTH:])
-    return f"accuracy {low:.3f} {bars} {high:.3f}"
+    return f"{name} {low:.3f} {bars} {high:.3f}"
 
 
 def bar_of(value: float, low: float, high: float) -> str:

@@ -75,7 +75,7 @@ def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytes
         with only_head(tmp_path):
             (tmp_path / "lock").write_text(str(process.pid))
             with pytest.raises(RunError, match=f"process {process.pid} still trains .*; kill {process.pid} ends it"):
-                local_runs.stop(tmp_path, process.pid)
+                local_runs.stop_here(tmp_path, process.pid)
     finally:
         process.kill()
         process.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -202,6 +203,20 @@ def test_ctrl_c_in_the_middle_of_an_import_is_no_bug(
 
     monkeypatch.setattr("idletrain.job_file.load_job", interrupted)
     assert main(("launch", "job.yaml"), monkeypatch, capsys) == (130, "")
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_exit_code_130_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "idletrain", "--help"]
+    result = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_detaching_from_a_run_of_this_machine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    (line,) = error_lines(run("launch", "job.yaml", "--detach", cwd=tmp_path), 2)
+    assert line == "idletrain: --detach: is for runs in a cloud (--spot); leave it out"
 
 
 def test_ctrl_c_while_python_executes_a_text_is_exit_code_130_and_no_signal(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from waiting import until
 
 from idletrain.cli import schedule
 from idletrain.cloud.aws.account import Account
+from idletrain.cluster import forked_processes
 from idletrain.errors import JobError, RunError
 from idletrain.schedules.cron import Execution
 from idletrain.schedules.execute import utc_now
@@ -52,6 +53,12 @@ import pathlib, sys
 print(*sys.argv[1:])
 sys.exit(int(pathlib.Path("exit").read_text()) if pathlib.Path("exit").exists() else 0)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> None:
+    """Have what checks a job's model and data start as a fork."""
+    forked_processes.warm_up(os.environ)
 
 
 class UserMachine:
@@ -159,6 +166,14 @@ def test_a_schedule_trains_with_several_settings(machine: UserMachine, tmp_path:
     runs = sorted(path.name for path in (tmp_path / "runs").iterdir() if path.is_dir())
     assert len(runs) == 2
     assert all(re.fullmatch(r"nightly-\d{8}-\d{4}-\w{6}", name) for name in runs)
+
+
+@pytest.mark.parametrize("varied", [(), ("--set", "training.optimizer.lr=0.1,0.2")], ids=["job", "trials"])
+def test_a_job_whose_model_cannot_be_built_is_refused(machine: UserMachine, varied: tuple[str, ...]) -> None:
+    Path("job.yaml").write_text(GOOD.replace("widths: [64", "width: [64") + "training: {optimizer: {name: sgd, lr: 0.3}}\n")
+    faults = machine.faults(*NIGHTLY, "--on", "loop", *varied)
+    assert [fault for fault in faults if fault.startswith("model.") and "width" in fault], faults
+    assert "nightly" not in machine.output("list")
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
         "    6.0s  b was killed",
         "    6.0s  c joined (cpu, 1.0 GiB)",
         "    8.5s  round 1: accuracy 0.8000, loss 0.5000",
+        "   10.0s  completed after 1 rounds",
     ]
 
 

@@ -92,6 +92,17 @@ def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on_later() -> None:
     assert later.results[trial.job.name].record["rounds"] == 151
 
 
+def test_a_trial_whose_values_are_no_numbers_has_ended_as_that() -> None:
+    (trial,) = with_rates(1e30, rounds=10)
+    under_way, said = sweep([trial]), []
+    asyncio.run(under_way.run())
+    result = under_way.results[trial.job.name]
+    assert (result.state, result.record["status"], result.ended) == ("diverged", "diverged", True)
+    assert "a lower learning rate may help" in result.reason
+    asyncio.run(sweep([trial], report=said.append).run())
+    assert said == ["1 of 1 trials have ended before"]
+
+
 def test_a_trial_that_is_far_behind_is_pruned() -> None:
     found = with_rates(0.1, 1e-6, rounds=60)  # the second learns nothing
     under_way = sweep(found, prune=True)
