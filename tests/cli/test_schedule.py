@@ -34,6 +34,7 @@ GOOD = """
 name: t
 model: {factory: "idletrain.nn.models:mlp", args: {widths: [64, 16, 10]}}
 data: {name: digits}
+training: {method: local-sgd, optimizer: {name: sgd, lr: 0.3}}
 """
 ON_AWS = """
 checkpoint: {to: "s3://idletrain-test/team/"}
@@ -170,7 +171,7 @@ def test_a_schedule_trains_with_several_settings(machine: UserMachine, tmp_path:
 
 @pytest.mark.parametrize("varied", [(), ("--set", "training.optimizer.lr=0.1,0.2")], ids=["job", "trials"])
 def test_a_job_whose_model_cannot_be_built_is_refused(machine: UserMachine, varied: tuple[str, ...]) -> None:
-    Path("job.yaml").write_text(GOOD.replace("widths: [64", "width: [64") + "training: {optimizer: {name: sgd, lr: 0.3}}\n")
+    Path("job.yaml").write_text(GOOD.replace("widths: [64", "width: [64"))
     faults = machine.faults(*NIGHTLY, "--on", "loop", *varied)
     assert [fault for fault in faults if fault.startswith("model.") and "width" in fault], faults
     assert "nightly" not in machine.output("list")
