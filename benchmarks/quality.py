@@ -4,9 +4,10 @@ A GPT of 10.8 million parameters on 20 MB of text, networks of ResNet-18's shape
 a BERT-like classifier of a dictionary's definitions by part of speech, a network of FT-Transformer's shape on a table
 of flights, and MLPs with and without BatchNorm. Each is trained whole, by local SGD on four workers, and as four and
 eight subnets: every neuron in one (ist), in two (2 copies), in two until whole networks end it (2 copies, 20% whole).
-All take as many steps a neuron; some, once more, as much arithmetic as the whole network. A method's learning rate is the best of several on a validation split (seed 0, four subnets); reported
-are loss, accuracy and calibration on test data that chose nothing, as means of three seeds, beside the arithmetic,
-memory and bytes of a node. It runs the code that workers run, without Dask, on a GPU if there is one.
+All take as many steps a neuron; some, once more, as much arithmetic as the whole network. A method's learning rate is
+the best of several on a validation split (seed 0, four subnets); reported are loss, accuracy and calibration on test
+data that chose nothing, as means of three seeds, beside the arithmetic, memory and bytes of a node. It runs the code
+that workers run, without Dask, on a GPU if there is one.
 
     python -m benchmarks.quality [--tiny] [--only FAMILY ...] [--processes N] [--seconds S] [--json FILE]
 
@@ -50,6 +51,9 @@ from idletrain.worker.device import pick_device
 
 POINTS, POINTS_BEHIND = 100.0, 0.3
 WORSE_PERPLEXITY = 0.01  # of a language model
+# Where the recipe is to save memory and bytes at that quality, as parts of the whole network's.
+SAVING_FAMILIES, MOST_MEMORY, MOST_BYTES = ("GPT", "ResNet-18", "ResNet-18 with 16 planes"), 0.6, 0.5
+LEAST_ACCURACY = {("MLP with BatchNorm", "2 copies, 20% whole, 8"): 90.0}
 SEEDS = (0, 1, 2)
 PROCESSES = 6  # on a GPU, which they share
 CONTEXT, WINDOWS, HELD_OUT = 128, 160_000, 1_000  # of text, in bytes: 20 MB to train on
@@ -409,22 +413,40 @@ def figures_of(name: str, family: Family, of: Comparison) -> list[Figure]:
     for method, runs in results.items():
         what = f"{name}, {method}"
         losses = [run["loss"] for run in runs]
-        judged = method != WHOLE and "whole" in method and whole is not None
+        judged, same = "copies" in method and whole is not None, METHODS[method].same_arithmetic
         loss = statistics.mean(losses)
         figures.append(Figure(f"{what}: loss", loss, "", samples=losses))
         if family.language and whole:
             ratio = math.exp(loss - statistics.mean(run["loss"] for run in whole))
+            most = 1.0 if same else 1 + WORSE_PERPLEXITY
             figures.append(
-                at_most(f"{what}: perplexity / whole", ratio, "", 1 + WORSE_PERPLEXITY)
+                at_most(f"{what}: perplexity / whole", ratio, "", most)
                 if judged
                 else Figure(f"{what}: perplexity / whole", ratio, "")
             )
         elif not family.language:
             own = [POINTS * run["accuracy"] for run in runs]
-            figures.append(Figure(f"{what}: accuracy", statistics.mean(own), "%", samples=own))
+            least = LEAST_ACCURACY.get((name, method))
+            figures.append(
+                Figure(f"{what}: accuracy", statistics.mean(own), "%", samples=own)
+                if least is None
+                else at_least(f"{what}: accuracy", statistics.mean(own), "%", least, own)
+            )
             if judged and whole:
                 gain = statistics.mean(own) - POINTS * statistics.mean(run["accuracy"] for run in whole)
-                figures.append(at_least(f"{what}: points ahead of whole", gain, "points", -POINTS_BEHIND))
+                figures.append(
+                    at_least(f"{what}: points ahead of whole", gain, "points", 0 if same else -POINTS_BEHIND)
+                )
+        if judged and not same and name in SAVING_FAMILIES:
+            figures += _savings(what, of.costs[method], of.costs[WHOLE])
+    return figures
+
+
+def _savings(what: str, own: Mapping[str, float], whole: Mapping[str, float]) -> list[Figure]:
+    """Return the figures of a node's memory, where it is measured, and bytes."""
+    figures = [at_most(f"{what}: bytes a round / whole", own["bytes"] / whole["bytes"], "", MOST_BYTES)]
+    if whole["peak"]:
+        figures.append(at_most(f"{what}: memory / whole", own["peak"] / whole["peak"], "", MOST_MEMORY))
     return figures
 
 

@@ -179,7 +179,8 @@ def _curves(runs: Sequence[Record]) -> Iterator[str]:
     tried = sorted({run["rate"] for run in runs})
     losses: dict[str, dict[float, float]] = {}
     for run in runs:
-        losses.setdefault(f"{run['family']}, {run['optimizer']}, {run['subnets']} subnets", {})[run["rate"]] = run["loss"]
+        setting = f"{run['family']}, {run['optimizer']}, {run['subnets']} subnets"
+        losses.setdefault(setting, {})[run["rate"]] = run["loss"]
     rows = [
         [name, *(f"{by_rate[rate]:.3g}" if rate in by_rate else "" for rate in tried)]
         for name, by_rate in losses.items()
