@@ -157,7 +157,8 @@ class TrainingSettings(StrictSettings):
     `rounds`, and `subnets`, `copies` or `local_steps` of its own. All rounds divide it alike when empty."""
     finish_whole: float = Field(default=0.0, ge=0, lt=1)
     """Share of the rounds, the last ones, in which every subnet is the whole network, as in local SGD, so that neurons
-    learn to work together: 0.2 for a fifth, but at least one and not all of several. Chosen with the method when that is left out."""
+    learn to work together: 0.2 for a fifth, but at least one and not all of several. Chosen with the method when that
+    is left out."""
     rounds: Count = 120
     """Rounds to train; those of all `phases` together. Where neither they nor `epochs` are named, 120, or as many as 50
     passes over the data take if these are fewer, but at least 10."""

@@ -227,8 +227,8 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
             faults.append(fault)
     if faults or job is None:
         raise JobError(faults)
-    if faults := _job_faults(job, schedule.varied):
-        raise JobError(faults)
+    if wrong := _job_faults(job, schedule.varied):
+        raise JobError(wrong)
     return job
 
 

@@ -67,7 +67,8 @@ def warning(
         return None
     layer = likely_layer(program, network, subnets[:SUBNETS])
     groups = _groups_of(program.layout, layer) if layer else []
-    detail = f", or name {' and '.join(groups)} in model.exclude, as they differ first in layer {layer}" if groups else ""
+    names = " and ".join(groups)
+    detail = f", or name {names} in model.exclude, as they differ first in layer {layer}" if groups else ""
     return (
         f"the assembled network's training loss is {whole:.3g}, {whole / parts:.1f} times its subnets' {parts:.3g}: "
         f"use fewer subnets or training.method: local-sgd{detail}"

@@ -201,7 +201,7 @@ _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
     "resumed": _describe_reason,
     "waiting": _describe_reason,
     "stopping": _describe_reason,
-    "run_ended": lambda e: f"{e['status']}: {e['reason']}" if e.get("reason") else f"{e['status']} after {e['rounds']} rounds",
+    "run_ended": lambda e: f"{e['status']}: " + (e.get("reason") or f"{e['rounds']} rounds are done"),
     "instance_launched": lambda e: f"{e['instance']} launched ({e['market']} {e['type']} in {e['zone']})",
     "instance_ended": lambda e: f"{e['instance']} ended ({e['reason']})",
     "worker_at_risk": lambda e: f"{e['worker']} may be preempted soon: saving its progress, launching a spare",

@@ -56,7 +56,7 @@ def test_down_stops_a_run_of_this_machine_which_keeps_its_rounds_and_logs_follow
         assert result.output.startswith("slow: stopped; what it has trained is in runs/slow"), result.output
         assert launch.wait(PATIENCE_SECONDS) == 130
         assert head_of(run_dir) is None
-        assert "stopped after" in followed.communicate(timeout=PATIENCE_SECONDS)[0]
+        assert "stopped: " in followed.communicate(timeout=PATIENCE_SECONDS)[0]
     finally:
         for process in filter(None, (launch, followed)):
             process.kill()
@@ -66,7 +66,8 @@ def test_down_stops_a_run_of_this_machine_which_keeps_its_rounds_and_logs_follow
 
 
 def test_a_process_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleeper = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
+    ignored = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    sleeper = f"{ignored}; print('x', flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", sleeper], stdout=subprocess.PIPE)
     monkeypatch.setattr(local_runs, "END_SECONDS", 0.3)
     try:

@@ -69,7 +69,7 @@ def test_lines_tell_the_start_workers_and_scores_with_their_seconds() -> None:
         "    6.0s  b was killed",
         "    6.0s  c joined (cpu, 1.0 GiB)",
         "    8.5s  round 1: accuracy 0.8000, loss 0.5000",
-        "   10.0s  completed after 1 rounds",
+        "   10.0s  completed: 1 rounds are done",
     ]
 
 
@@ -223,4 +223,4 @@ def test_an_update_that_is_no_longer_needed_is_no_alarm(reply: str, shown: bool)
 def test_why_a_run_failed_is_a_line() -> None:
     ended = {"status": "failed", "rounds": 1, "params_sha256": None, "run_dir": "runs/t"}
     assert describe_event(event("run_ended", 1.0, **ended, reason="own: no such thing")) == "failed: own: no such thing"
-    assert describe_event(event("run_ended", 1.0, **{**ended, "status": "completed"})) == "completed after 1 rounds"
+    assert describe_event(event("run_ended", 1.0, **{**ended, "status": "completed"})) == "completed: 1 rounds are done"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from idletrain.errors import JobError
-from idletrain.nn.ist.groups import by_hand, to_meta, reasons_text, whole, without_statistics
+from idletrain.nn.ist.groups import by_hand, reasons_text, to_meta, whole, without_statistics
 from idletrain.nn.ist.partition import draw
 from idletrain.nn.ist.subnets import cut, gather
 from idletrain.nn.local_steps import assemble
