@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,9 @@ def read_tree(path: Path) -> dict[str, Any]:
             raise JobError(f"{path}: has more than {LARGEST_FILE_BYTES >> 20} MiB; name a job file")
         tree = yaml.safe_load(content.decode())
     except OSError as error:
-        raise JobError(f"{path}: cannot be read ({error.strerror}); name an existing job file") from None
+        near = next((str(p) for p in (path.with_suffix(".yaml"), path.with_suffix(".yml")) if p.is_file()), None)
+        remedy = f"did you mean {near}?" if near and near != str(path) else "name an existing job file"
+        raise JobError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
     except RecursionError:
         raise JobError(f"{path}: is nested too deeply to be a job") from None
     except yaml.YAMLError as error:
@@ -67,7 +70,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError) as error:  # bytes that are no text, dates such as 2024-13-01
         raise JobError(f"{path}: is not YAML in UTF-8: {error}") from None
     if not isinstance(tree, dict):
-        raise JobError(f"{path}: should hold fields such as name, model and data; see workflows/digits.yaml")
+        raise JobError(f"{path}: should hold fields such as name, model and data; `idletrain init` writes one")
     return tree
 
 
@@ -163,8 +166,9 @@ def _sentence(fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         known = _fields_at(fault["loc"][:-1])
         given = str(fault["loc"][-1])[:LONGEST_SHOWN]
-        other = [name for name in [OTHER_NAMES.get(given)] if name in known]
-        close = other or difflib.get_close_matches(given, known, n=1)
+        ours = OTHER_NAMES.get(given, given)
+        elsewhere = [path for path in _paths(Job) if path.rpartition(".")[2] == ours]
+        close = [ours] if ours in known else elsewhere or difflib.get_close_matches(given, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
         return f"{field}: is not a field of a job; {hint}"
     if fault["type"] == "missing":
@@ -175,6 +179,9 @@ def _sentence(fault: Any) -> str:
         return f"{field}: is a number in place of a name; write decimals with a point (0.01), not with a comma"
     if fault["type"] in ("model_type", "model_attributes_type") and (name := fault["ctx"]["class_name"]) in EXAMPLES:
         return f"{field}: {_shown(fault['input'])} should be fields and their values, as in {EXAMPLES[name]}"
+    if fault["type"] == "literal_error" and (names := re.findall(r"'([^']*)'", fault["ctx"]["expected"])):
+        close = difflib.get_close_matches(str(fault["input"])[:LONGEST_SHOWN], names, n=1)
+        fault = {**fault, "msg": fault["msg"] + (f"; did you mean {close[0]}?" if close else "")}
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{field}: {_shown(fault['input'])} {message[:1].lower()}{message[1:]}"
 
@@ -199,6 +206,15 @@ def _settings_at(location: tuple[Any, ...]) -> type[BaseModel]:
 
 def _is_settings(kind: Any) -> bool:
     return isinstance(kind, type) and not get_args(kind) and issubclass(kind, BaseModel)
+
+
+def _paths(settings: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of all settings below some, those of a section before the sections within it."""
+    yield from (prefix + name for name in settings.model_fields)
+    for name, field in settings.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if _is_settings(kind):
+                yield from _paths(kind, f"{prefix}{name}.")
 
 
 def _fields_at(location: tuple[Any, ...]) -> list[str]:

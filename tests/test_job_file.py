@@ -61,6 +61,12 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
     ("job", "reported"),
     [
         (tree(trainig={}), "trainig: is not a field of a job; did you mean training?"),
+        (tree(lr=0.1), "lr: is not a field of a job; did you mean training.optimizer.lr?"),
+        (tree(training={"factory": "a:b"}), "training.factory: is not a field of a job; did you mean model.factory?"),
+        (
+            tree(training={"method": "istt"}),
+            "training.method: 'istt' should be 'ist' or 'local-sgd'; did you mean ist?",
+        ),
         (tree(training={"round": 3}), "training.round: is not a field of a job; did you mean rounds?"),
         (
             tree(training={"optimizer": {"name": "sgd", "learning": 1, "lr": 1}}),

@@ -97,6 +97,9 @@ def sweep(
         from rich.console import Console
 
         Console().print(_table(found, results, watched, better))
+        for name_, result in results.items():
+            for warning in result.record.get("warnings", ()):
+                typer.echo(f"warning: {name_}: {warning}", err=True)
     if left := [name for name, result in results.items() if not result.ended]:
         raise RunError(f"{len(left)} of {len(found)} trials did not end: the same command goes on with them")
 

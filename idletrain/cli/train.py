@@ -19,6 +19,7 @@ from idletrain.cli.places import directory_of, find_run
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.cli.trust import Trust, allow_code, import_from_here
 from idletrain.errors import DIVERGED, IdletrainError, JobError, reading
+from idletrain.held_interrupts import notice_if_slow
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, WorkerProvider
 from idletrain.providers.table import cloud_named, provider_named
 
@@ -233,10 +234,12 @@ def evaluate(
     with directory_of(place) as run_dir:
         require_run(run_dir)
         allow_code(run_dir, trusted=trust or place.rehearsal is not None)  # a rehearsal is this user's own
-        loaded = load_run(run_dir, last=last)
+        with notice_if_slow("loading the model and the data"):
+            loaded = load_run(run_dir, last=last)
         _warn(loaded.note)
-        score = asdict(loaded.score())
-        ranking, sparse = loaded.ranking(), loaded.retrieval()
+        with notice_if_slow("evaluating"):
+            score = asdict(loaded.score())
+            ranking, sparse = loaded.ranking(), loaded.retrieval()
     if as_json:
         typer.echo(json.dumps({"rounds": loaded.rounds, **score, **ranking, **sparse}))
     else:
@@ -310,9 +313,11 @@ def export(
         require_run(run_dir)
         if to.suffix != ".safetensors":
             allow_code(run_dir, trusted=trust, instead=", or export to .safetensors, which executes none")
-            loaded = load_run(run_dir, last=last)
+            with notice_if_slow("loading the model and the data"):
+                loaded = load_run(run_dir, last=last)
             _warn(loaded.note)
-            module, rounds = loaded.module(), loaded.rounds
+            with notice_if_slow("assembling the network"):
+                module, rounds = loaded.module(), loaded.rounds
             if to.suffix:
                 save(module.state_dict(), to)
             else:

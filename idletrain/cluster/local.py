@@ -74,6 +74,11 @@ class LocalFleet:
         failed = [name for name, process in self._processes.items() if process.poll()]
         return {name: last_lines(self.logs / f"{name}.log") for name in failed}
 
+    def exit_codes(self) -> dict[str, int]:
+        """Return the exit code of each worker that ended by itself, and not in order or by a signal."""
+        codes = {name: process.poll() for name, process in self._processes.items()}
+        return {name: code for name, code in codes.items() if code and code > 0}
+
     def pid(self, worker: str) -> int:
         """Return the process id of a worker."""
         return self._processes[worker].pid
@@ -131,12 +136,18 @@ async def keep_workers(fleet: LocalFleet, count: int, record: Callable[..., None
     Args:
         fleet: The workers.
         count: How many workers to keep.
-        record: Called with a `waiting` event and its `reason` when workers cannot be kept.
+        record: Called with an event and its `reason`: `waiting` when workers cannot be kept, and a `warning` when the
+            first one ends by itself.
     """
-    quick = 0
+    quick, warned = 0, False
     _start(fleet, count, record)
     while True:
         await asyncio.sleep(FLEET_POLL_SECONDS)
+        if not warned and (codes := fleet.exit_codes()):
+            name, code = next(iter(codes.items()))
+            said = f"{name} was not taken, but ended by itself with exit code {code}"
+            record("warning", reason=f"{said}; {fleet.logs}/{name}.log says why, if code of the job does not")
+            warned = True
         if missing := count - len(fleet.alive()):
             quick = quick + 1 if fleet.youngest_seconds() < QUICK_SECONDS else 0
             if quick == QUICK_DEATHS:

@@ -58,12 +58,19 @@ def test_nodes_that_end_as_soon_as_they_start_are_reported_once_with_where_to_lo
     async def check() -> None:
         async with fleet(tmp_path / "logs") as nodes:
             keeping = asyncio.ensure_future(local.keep_workers(nodes, 2, lambda _kind, reason: reasons.append(reason)))
-            while not reasons or len(list((tmp_path / "logs").iterdir())) < 12:
+            while len(reasons) < 2 or len(list((tmp_path / "logs").iterdir())) < 12:
                 await asyncio.sleep(0.05)
             keeping.cancel()
 
     asyncio.run(check())
-    assert reasons == [f"for workers: they end as soon as they start; {tmp_path}/logs says why"]
+    ended, waiting = reasons
+    assert ended.endswith(f"-0 was not taken, but ended by itself with exit code 1; {ended_log(tmp_path, ended)}")
+    assert waiting == f"for workers: they end as soon as they start; {tmp_path}/logs says why"
+
+
+def ended_log(path: Path, reason: str) -> str:
+    """What a warning says of the log of the worker that it begins with."""
+    return f"{path}/logs/{reason.partition(' ')[0]}.log says why, if code of the job does not"
 
 
 def test_who_ended_by_itself_left_the_last_lines_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
