@@ -21,13 +21,14 @@ RECORDS: tuple[dict[str, Any], ...] = (
 )
 
 
-def result(records: tuple[dict[str, Any], ...] = RECORDS, rounds: int = 7) -> FitResult:
-    summary = {"accuracy": 0.98765, "loss": None, "train_loss": 0.25, "rounds": rounds}
+def result(records: tuple[dict[str, Any], ...] = RECORDS, rounds: int = 7, **scores: float) -> FitResult:
+    summary = {"accuracy": 0.98765, "loss": None, "train_loss": 0.25, "rounds": rounds, **scores}
     return FitResult(nn.Linear(2, 2), records, summary, Path("runs/fit"), 7)
 
 
 def test_it_is_shown_in_one_line() -> None:
     assert repr(result()) == "FitResult(Linear, 7 rounds, accuracy 0.9877, train_loss 0.25, runs/fit)"
+    assert ", loss 0.5, constant_loss 2.3, train_loss 0.25, " in repr(result(loss=0.5, constant_loss=2.3))
     assert repr(result(rounds=9)) == "FitResult(Linear, 7 rounds, accuracy 0.9877, runs/fit)"  # the best of nine
 
 
