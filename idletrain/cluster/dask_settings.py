@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import random
 import resource
 import sys
@@ -43,6 +44,7 @@ DASK_SETTINGS = {
 def apply() -> None:
     """Apply the settings to this process."""
     dask.config.set(DASK_SETTINGS)
+    logging.getLogger("distributed.comm.tcp").setLevel(logging.WARNING)  # a worker that ends in a handshake is no news
     handshakes.limit()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import resource
 import sys
@@ -21,6 +22,7 @@ def test_settings_take_the_place_of_dask_s_and_every_name_is_one_of_dask_s() -> 
     before = {name: dask.config.get(name) for name in dask_settings.DASK_SETTINGS}
     with dask.config.set({}):
         dask_settings.apply()
+        assert not logging.getLogger("distributed.comm.tcp").isEnabledFor(logging.INFO)
         assert {name: dask.config.get(name) for name in dask_settings.DASK_SETTINGS} == dask_settings.DASK_SETTINGS
         dask.config.set(before)
 
