@@ -218,7 +218,8 @@ def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[s
         status_text: The first line.
         why_low: Where the time went that trained nothing (see `time_use.why_low`).
     """
-    goodput = "-" if summary.goodput is None else f"{summary.goodput:.1%}" + (f" ({why_low})" if why_low else "")
+    useful = "-" if summary.goodput is None else f"{summary.goodput:.1%} of the workers' time"
+    useful += f" ({why_low})" if why_low and summary.goodput is not None else ""
     epochs = "" if summary.epochs is None else f", {summary.epochs:.1f} epochs,"
     return [
         status_text,
@@ -226,9 +227,8 @@ def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[s
         *([f"  {text}"] if (text := _trained_by(summary)) else []),
         *([f"  best {b['metric']} {b['value']:.4f} after {b['round']} rounds"] if (b := summary.best) else []),
         f"  {summary.local_steps} local steps{epochs} in {summary.seconds:.0f} s",
-        f"  preemptions: {summary.notices} with notice, {summary.kills} without",
-        f"  {summary.reissues} subnets were leased again to other workers, {summary.backups} slow ones a second time",
-        f"  goodput {goodput}; {summary.salvaged_steps} steps of preempted workers kept, {summary.lost_steps} lost",
+        *_trouble_lines(summary),
+        f"  goodput {useful}",
         *([f"  each neuron had at least {least:.0%} of the mean's steps"] if (least := summary.least_trained) else []),
         f"  {summary.bytes_down / 1e6:.0f} MB pulled, {summary.bytes_up / 1e6:.0f} MB pushed",
         *([f"  params_sha256 {summary.params_sha256}"] if summary.params_sha256 else []),
@@ -236,6 +236,19 @@ def final_lines(summary: Summary, status_text: str, why_low: str = "") -> list[s
         *([f"  warning: {USELESS}"] if _is_useless(summary) else []),
         f"  {summary.run_dir}",
     ]
+
+
+def _trouble_lines(summary: Summary) -> list[str]:
+    """Return the lines on workers that were lost or slow; none where there was nothing of that."""
+    lines = []
+    if summary.notices or summary.kills:
+        lines.append(f"  preemptions: {summary.notices} with notice, {summary.kills} without")
+    if summary.reissues or summary.backups:
+        again = f"{summary.reissues} subnets were leased again to other workers"
+        lines.append(f"  {again}, {summary.backups} slow ones a second time")
+    if summary.salvaged_steps or summary.lost_steps:
+        lines.append(f"  {summary.salvaged_steps} steps of preempted workers were kept, {summary.lost_steps} lost")
+    return lines
 
 
 def _trained_by(summary: Summary) -> str:

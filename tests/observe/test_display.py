@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from test_summary import CHURN, RECORD_KEYS, event, joined, leased, lost, staged, started, summary_of
+from test_summary import CHURN, RECORD_KEYS, committed, event, joined, leased, lost, staged, started, summary_of
 
 from idletrain import held_interrupts
 from idletrain.observe.display import (
@@ -152,6 +152,12 @@ def test_a_screen_without_any_event_is_drawn() -> None:
 )
 def test_an_event_is_a_line_or_no_news(one: dict[str, Any], line: str | None) -> None:
     assert describe_event(one) == line
+
+
+def test_the_last_lines_of_a_calm_run_do_not_count_troubles() -> None:
+    text = "\n".join(final_lines(summary_of([started(), committed(2.0, 0)]), "done"))
+    for part in ("preemptions", "leased again", "lost", "slow"):
+        assert part not in text
 
 
 def test_the_last_lines_hold_every_number_of_the_record() -> None:

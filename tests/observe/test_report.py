@@ -147,7 +147,8 @@ def test_the_short_form_is_the_summary_and_where_the_time_went() -> None:
     whole = [{**one, "seconds": 8.0} if one["kind"] == "round_committed" else one for one in CHURN]
     lines = short(past([STARTED, *whole[1:]]))
     assert lines[0] == "demo: completed"
-    assert "  goodput 64.3%; 30 steps of preempted workers kept, 5 lost" in lines
+    assert "  goodput 64.3% of the workers' time" in lines
+    assert "  30 steps of preempted workers were kept, 5 lost" in lines
     (spent,) = (line for line in lines if line.startswith("  the workers' time: "))
     assert spent == "  the workers' time: 64% compute, 14% lost, 14% outside committed rounds, 7% control"
 
