@@ -12,7 +12,7 @@ from torch import nn
 from idletrain.errors import RunError
 from idletrain.observe.records import Record
 
-SHOWN_SCORES = ("accuracy", "loss", "constant_loss", "train_loss")  # of a result in one line; the last one is the last round's
+SHOWN_SCORES = ("accuracy", "loss", "constant_loss", "train_loss")  # in one line; the last one is the last round's
 FIGURE_INCHES = 4.0  # width and height of each curve
 
 
