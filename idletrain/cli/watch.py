@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.cli.arguments import FoundCloud, Region
+from idletrain.cli.arguments import RUNS, FoundCloud, Region, run_dir_of
 from idletrain.cli.cloud_records import run_status
 from idletrain.cli.places import events_of, find_run, is_over, seen_until
 from idletrain.cli.runs import list_runs, local_summary, the_one_that_trains
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RunNames = Annotated[
     list[str],
-    typer.Argument(help="Runs: names, directories or s3:// prefixes.", show_default=False),
+    typer.Argument(help="Runs: names, directories or s3:// prefixes; or a sweep's name.", show_default=False),
 ]
 app = typer.Typer()
 
@@ -84,6 +84,7 @@ def report(
     """Write how a run went, or how several compare, to one HTML file; print the short form."""
     from idletrain.observe import report as reports
 
+    runs = [name for run in runs for name in _trials_of(run)]
     with _readable(runs):
         past_runs = _past_runs(runs, cloud, region)
         lines = [line for past_run in past_runs for line in reports.short(past_run)]
@@ -111,22 +112,33 @@ def compare(
     """Print the results of runs side by side, the settings that differ and the losses; `report` draws all curves."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from idletrain.observe import report as reports
 
+    runs = [name for run in runs for name in _trials_of(run)]
     if len(runs) < 2:
         raise JobError("name two runs or more; `idletrain runs` lists them")
     with _readable(runs):
         past_runs = _past_runs(runs, cloud, region)
         rows = reports.comparison(past_runs)
-    table = Table("", *(run.name for run in past_runs), box=box.SIMPLE, pad_edge=False)
+    table = Table(Column(overflow="fold"), *(run.name for run in past_runs), box=box.SIMPLE, pad_edge=False)
     for name, values in rows:
         table.add_row(name, *values)
     console = Console()
     console.print(table)
     for line in reports.loss_plot(past_runs):
         console.print(f" {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _trials_of(run: str) -> list[str]:
+    """Return the runs of a sweep's trials that have begun, or the run itself if there is no sweep of that name."""
+    from idletrain.sweeps.trial_results import ResultsFile
+
+    if "/" in run or run_dir_of(run).exists():
+        return [run]
+    names = ResultsFile(RUNS / f"{run}.sweep.json").names()
+    return [name for name in names if (RUNS / name / "events.jsonl").exists()] or [run]
 
 
 def _past_runs(runs: Sequence[str], cloud: str | None, region: str | None) -> list[PastRun]:

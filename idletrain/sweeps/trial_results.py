@@ -64,10 +64,19 @@ class ResultsFile:
             DamageError: the file does not hold them.
         """
         stored: Mapping[str, Any] = {}
-        with reading(self._path, "delete it to begin the sweep anew"):
+        with reading(self._path, "delete it to begin the sweep again"):
             if self._path.exists():
                 stored = dict(json.loads(self._path.read_bytes()).items())
             return {name: _result(stored[name]) if name in stored else SweepResult() for name in names}
+
+    def names(self) -> list[str]:
+        """Return the names of the trials that the file has results of; none where it is not there.
+
+        Raises:
+            DamageError: the file does not hold results.
+        """
+        with reading(self._path, "delete it to begin the sweep again"):
+            return list(json.loads(self._path.read_bytes()).keys()) if self._path.exists() else []
 
     def write(self, results: Mapping[str, SweepResult]) -> None:
         """Replace the file's content."""

@@ -50,6 +50,8 @@ def test_a_sweep_is_a_table_the_best_first_and_the_same_command_prints_it_again(
     assert found[0.1]["state"] == "completed"
     assert found[0.1]["name"] == first[-1]
     assert "2 of 2 trials have ended before" in again.stderr
+    side_by_side = CliRunner().invoke(app, ["compare", "digits"])
+    assert all(entry["name"] in side_by_side.stdout for entry in found.values()), side_by_side.output
 
 
 @pytest.mark.parametrize(("text", "amount"), [("5usd", 5.0), ("$2.50", 2.5), ("1", 1.0), ("3 USD", 3.0)])

@@ -23,5 +23,5 @@ def test_what_is_written_is_read_and_a_new_trial_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", '{"a": {}}', '{"a": {"state": 1, "values": 3}}'])
 def test_a_damaged_file_is_a_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(content)
-    with pytest.raises(DamageError, match="delete it to begin the sweep anew"):
+    with pytest.raises(DamageError, match="delete it to begin the sweep again"):
         ResultsFile(tmp_path / "x").read(["a"])
