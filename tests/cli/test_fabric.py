@@ -252,7 +252,7 @@ def test_a_fleet_that_works_is_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_fleet_that_cannot_be_looked_at_does_not_stop_a_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def empty(_address: str, _job: Job) -> None:
+    async def empty(_address: str, _job: Job, _prepare: Prepare) -> None:
         raise RunError("the cluster has no worker")
 
     lines: list[str] = []
