@@ -190,6 +190,11 @@ def test_a_group_of_fewer_neurons_than_subnets_stays_whole() -> None:
     layout = cuts_or_whole(module, X, TrainingSettings(subnets=4, rounds=1), CutSettings()).layout
     assert layout.sizes == (8,)
     assert dict(layout.kept_whole)["0"] == "it has fewer neurons (3) than there are subnets (4)"
+    in_two = cuts_or_whole(module, X, TrainingSettings(subnets=4, copies=2, rounds=1), CutSettings()).layout
+    assert in_two.sizes == (3, 8)
+    seven = cuts_or_whole(module, X, TrainingSettings(subnets=7, copies=2, rounds=1), CutSettings()).layout
+    reason = "it has fewer neurons (3) than there are subnets (7), even with each in 2"
+    assert dict(seven.kept_whole)["0"] == reason
 
 
 def test_the_share_that_groups_hold_counts_every_value_once() -> None:
