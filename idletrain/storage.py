@@ -105,7 +105,7 @@ def only_head(run_dir: Path) -> Iterator[None]:
 
 
 def head_of(run_dir: Path) -> int | None:
-    """Return the id of the process that holds this run directory now, or None; 0 if it has just begun to."""
+    """Return the id of the process that holds this run directory now, or None; 0 before it has written its id."""
     try:
         with (run_dir / "lock").open() as file:
             try:

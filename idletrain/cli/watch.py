@@ -132,7 +132,7 @@ def compare(
 
 
 def _trials_of(run: str) -> list[str]:
-    """Return the runs of a sweep's trials that have begun, or the run itself if there is no sweep of that name."""
+    """Return the runs that a sweep's trials have records of, or the run itself if there is no sweep of that name."""
     from idletrain.sweeps.trial_results import ResultsFile
 
     if "/" in run or run_dir_of(run).exists():

@@ -252,7 +252,7 @@ def _trouble_lines(summary: Summary) -> list[str]:
 
 
 def _trained_by(summary: Summary) -> str:
-    """Format the method and the optimizer of a run's job; empty before it has begun."""
+    """Format the method and the optimizer of a run's job; empty before its first event."""
     if not summary.method:
         return ""
     optimizer = summary.settings.get("job", {}).get("training", {}).get("optimizer", {})
