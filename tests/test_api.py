@@ -619,7 +619,8 @@ def test_fit_stops_early_gives_the_best_network_and_goes_on_with_more_patience(
     for name in ("accuracy", "loss"):  # of the network that is returned
         assert result.summary[name] == pytest.approx(seen[2][1][name])
     assert result.summary["metrics"]["f1"] == pytest.approx(seen[2][1]["f1"])
-    assert f"2 rounds, accuracy {seen[2][1]['accuracy']:.4g}, loss {seen[2][1]['loss']:.4g}, /" in repr(result)
+    score = f"accuracy {seen[2][1]['accuracy']:.4g}, loss {seen[2][1]['loss']:.4g}"
+    assert f"2 rounds, {score}, constant_loss" in repr(result)
     assert "stopped early: no better far in 2 evaluations" in capfd.readouterr().err
     for name, value in seen[2][0].state_dict().items():
         assert torch.equal(value, result.module.state_dict()[name]), name
