@@ -19,6 +19,7 @@ from idletrain.rounds.table import (
     with_subnet,
     with_worker,
 )
+from idletrain.rounds.verdicts import witnesses_due
 from idletrain.rounds.worker_table import HeldSubnet, WorkerState
 
 FIRST_LOOK = 64  # workers that are looked at first, beside four for each subnet
@@ -229,12 +230,17 @@ def _queued_last(state: RoundState, lease: Lease) -> RoundState:
 
 
 def _avoided(subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]) -> frozenset[str]:
-    """Return the workers on which a subnet failed, if there is another that can hold it; a second opinion is due."""
+    """Return the workers that are not to take a subnet while others can hold it, as a second opinion is due.
+
+    They are those on which it failed, and after deaths all but its witnesses.
+    """
     failed = frozenset((*subnet.diverged, *subnet.failed))
-    if not failed:
+    if not failed and not subnet.deaths:
         return failed
-    fresh = any(name not in failed and other.memory_bytes >= subnet.need_bytes for name, other in sound().items())
-    return failed if fresh else frozenset()
+    able = frozenset(name for name, other in sound().items() if other.memory_bytes >= subnet.need_bytes)
+    if due := witnesses_due(subnet, able - failed):
+        return able - due
+    return failed if able - failed else frozenset()
 
 
 def _fits(worker: WorkerState, subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]) -> bool:

@@ -13,7 +13,7 @@ from idletrain.rounds.assignment import grant
 from idletrain.rounds.persistent import replace
 from idletrain.rounds.protocol import GrantLease
 from idletrain.rounds.table import Lease, Phase, RoundState, SubnetState
-from idletrain.rounds.verdicts import typical_step_seconds
+from idletrain.rounds.verdicts import DEATHS, suspects, typical_step_seconds
 from idletrain.rounds.worker_table import WorkerState
 
 SLOWER = 1.5  # a backup pays where the first attempt needs so many times its seconds
@@ -52,7 +52,12 @@ def lease_slow_again(state: RoundState, now: float) -> tuple[RoundState, tuple[G
 
 
 def _first_able(state: RoundState, subnet: SubnetState, idle: Sequence[tuple[float, str]]) -> tuple[float, str] | None:
-    """Return the first of the idle workers, the quickest first, that can hold a subnet and did not fail on it."""
+    """Return the first of the idle workers, the quickest first, that can hold a subnet and did not fail on it.
+
+    None after two deaths in it: who trains it next is chosen with care.
+    """
+    if len(suspects(subnet)) >= DEATHS - 1:
+        return None
     failed = {*subnet.diverged, *subnet.failed, subnet.lease.worker}
     able = (one for one in idle if one[1] not in failed and state.workers[one[1]].memory_bytes >= subnet.need_bytes)
     return next(able, None)

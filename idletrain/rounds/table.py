@@ -82,6 +82,7 @@ class SubnetState:
         diverged: The worker of each attempt in this round that ended in values that are not finite.
         failed: The worker of each attempt in this round that ended in an error of the code.
         deaths: Each worker that died in it since its last stored step, and the steps it had reported (see `verdicts`).
+        witnesses: Workers that could take it at the first of these deaths.
     """
 
     need_bytes: int
@@ -97,6 +98,7 @@ class SubnetState:
     diverged: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
     deaths: tuple[tuple[str, int], ...] = ()
+    witnesses: tuple[str, ...] = ()
 
     @property
     def leases(self) -> tuple[Lease, ...]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Sequence
 
-from idletrain.rounds.table import Lease, RoundState
+from idletrain.rounds.persistent import replace
+from idletrain.rounds.table import Lease, RoundState, SubnetState
 
 ATTEMPTS_ALONE = 3  # where nobody else can be asked: the same steps would end so for ever
 ATTEMPTS_AT_MOST = 6  # where others are here but never take the subnet
 DEATHS = 3  # of workers in one subnet without a stored step
+WITNESSES_AT_MOST = 16  # of a subnet's first death
 HANG_STEPS = 10  # a step that takes so many times the typical one never ends
 FIRST_STEP_SECONDS = 60.0  # kernels are compiled and caches filled in an attempt's first step
 UNKNOWN_STEP_SECONDS = 300.0  # before anybody has measured one
@@ -41,22 +43,45 @@ def is_jobs_fault(accusers: Sequence[str], able: Collection[str]) -> bool:
     return len(accusers) >= ATTEMPTS_ALONE
 
 
-def is_deadly(deaths: Sequence[tuple[str, int]], able: Collection[str]) -> bool:
-    """Return whether a subnet ends the processes that train it.
-
-    A death counts if its worker had reported no more steps than an earlier one: who dies of the same step again and
-    again was not preempted.
+def with_death(subnet: SubnetState, worker: str, steps: int, able: Sequence[str]) -> SubnetState:
+    """Return a subnet after the death of a worker that trained it and had reported `steps`.
 
     Args:
-        deaths: Each worker that died in it since its last stored step, with the steps that it had reported.
         able: Workers that are here and could take the subnet.
     """
-    furthest = [max((steps for _, steps in deaths[:n]), default=steps) for n, (_, steps) in enumerate(deaths)]
-    suspect = [worker for (worker, steps), most in zip(deaths, furthest, strict=True) if steps <= most]
-    if len(suspect) < DEATHS:
+    witnesses = subnet.witnesses if subnet.deaths else tuple(able[:WITNESSES_AT_MOST])
+    return replace(subnet, deaths=(*subnet.deaths, (worker, steps)), witnesses=witnesses)
+
+
+def witnesses_due(subnet: SubnetState, able: Collection[str]) -> frozenset[str]:
+    """Return the workers of which one is to train a subnet next: before its last chance, who is here since long.
+
+    A sick worker that is restarted has a new address each time and is idle at once, so that it would get the same
+    subnet, and end in it, until the subnet seems to be at fault.
+    """
+    suspect = suspects(subnet)
+    if len(suspect) < DEATHS - 1 or not {*suspect}.isdisjoint(subnet.witnesses):
+        return frozenset()
+    return frozenset(subnet.witnesses) & frozenset(able)
+
+
+def is_deadly(subnet: SubnetState, able: Collection[str]) -> bool:
+    """Return whether a subnet ends the processes that train it; `able` workers are here and could take it."""
+    suspect = suspects(subnet)
+    if len(suspect) < DEATHS or (witnesses_due(subnet, able) and len(suspect) < ATTEMPTS_AT_MOST):
         return False
     several = len({machine_of(worker) for worker in suspect}) > 1
     return several or _is_only_machine(suspect, able) or len(suspect) >= ATTEMPTS_AT_MOST
+
+
+def suspects(subnet: SubnetState) -> list[str]:
+    """Return the workers that seem to have died of a subnet: each had reported no more steps than an earlier one.
+
+    Who dies of the same step again and again was not preempted.
+    """
+    deaths = subnet.deaths
+    furthest = [max((steps for _, steps in deaths[:n]), default=steps) for n, (_, steps) in enumerate(deaths)]
+    return [worker for (worker, steps), most in zip(deaths, furthest, strict=True) if steps <= most]
 
 
 def typical_step_seconds(state: RoundState) -> float | None:

@@ -63,10 +63,10 @@ def on_worker_left(state: RoundState, event: WorkerLeft) -> Transition:
     if cause == "kill" and not suspects:
         state = _without_deaths(state)
     for k, lease in suspects if cause == "kill" else ():
-        subnet = state.subnets[k]
-        subnet = replace(subnet, deaths=(*subnet.deaths, (event.worker, lease.reported_steps)))
+        able = able_workers(state, state.subnets[k])
+        subnet = verdicts.with_death(state.subnets[k], event.worker, lease.reported_steps, able)
         state = with_subnet(state, k, subnet)
-        if verdicts.is_deadly(subnet.deaths, able_workers(state, subnet)):
+        if verdicts.is_deadly(subnet, able):
             return _ended(state, "deadly", k, tuple(name for name, _ in subnet.deaths))
     return lose_leases(state, ((k, lease.attempt) for k, lease in held), event.now, cause)
 

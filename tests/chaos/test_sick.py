@@ -68,7 +68,7 @@ def test_one_worker_that_ends_in_its_subnets_does_not_end_the_run(
     for n in (1, 2):
         cluster.idletrain_worker("--name", f"w{n}")
     (control.path / "exit-w0").touch()
-    (control.path / "slow-all").write_text("0.2")  # rounds last until it is back
+    (control.path / "slow-all").write_text("0.5")  # the others are busy whenever it is back
     head = run.launch("--scheduler", cluster.address)
     run.wait("its ends", "worker_left", lambda e: e["cause"] == "kill", count=4 if nanny else 1)
     (control.path / "slow-all").unlink()

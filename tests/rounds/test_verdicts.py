@@ -6,6 +6,7 @@ import pytest
 
 from idletrain.exchange.messages import Reply
 from idletrain.rounds.protocol import ClockTick, Finish, Heartbeat, NoticeReceived, Pushed, WorkerLeft, WorkerSick
+from idletrain.rounds.table import Phase
 from tests.rounds.world import LARGE, SMALL, STEPS, World
 
 
@@ -192,9 +193,60 @@ def test_where_other_workers_die_that_no_subnet_ends_they_are_taken_away() -> No
         world.join("m1:99")
         world.do(WorkerLeft, worker="m1:99")  # idle
     assert world.finished is None
-    for _ in range(3):
-        die(world, 0)
+    die(world, 0)
+    die(world, 0)
+    world.send(Pushed, world.lease_of(1), steps=100, update=True)
+    world.store(1)
+    world.end(world.lease_of(1))
+    die(world, 0)
     assert world.finished == "deadly"
+
+
+def worker_of(world: World, subnet: int) -> str:
+    return next(c.worker for c in reversed(world.leases) if c.lease.subnet == subnet)
+
+
+def test_a_worker_that_comes_back_and_ends_again_does_not_end_the_run_while_others_are_busy() -> None:
+    world = World(needs=(SMALL, SMALL, SMALL))
+    world.join("m1:1", "m1:11", "m1:21")
+    die(world, 0)
+    die(world, 0)
+    assert "m1:3" in world.state.workers
+    assert world.state.subnets[0].phase is Phase.WAITING, "who was there before is to try it"
+    world.finish_subnet(1)
+    assert worker_of(world, 0) == "m1:11"
+    world.finish_subnet(0)
+    assert world.finished is None
+
+
+def test_a_subnet_in_which_one_who_was_there_before_ends_too_is_deadly() -> None:
+    world = World(needs=(SMALL, SMALL))
+    world.join("m1:1", "m1:11")
+    die(world, 0)
+    die(world, 0)
+    world.finish_subnet(1)
+    assert worker_of(world, 0) == "m1:11"
+    die(world, 0)
+    assert world.finished == "deadly"
+
+
+def test_two_deaths_leave_a_subnet_to_anybody_once_all_who_were_there_before_have_left() -> None:
+    world = World(needs=(SMALL, SMALL))
+    world.join("m1:1", "m1:11")
+    die(world, 0)
+    die(world, 0)
+    world.do(WorkerLeft, worker="m1:11")
+    assert worker_of(world, 0) == "m1:3"
+    die(world, 0)
+    assert world.finished == "deadly"
+
+
+def test_two_deaths_at_ever_later_steps_leave_a_subnet_to_anybody() -> None:
+    world = World(needs=(SMALL, SMALL), local_steps=100)
+    world.join("m1:1", "m1:11")
+    for steps in (1, 2, 3):
+        die(world, 0, steps=steps)
+        assert world.state.subnets[0].phase is Phase.LEASED
 
 
 def beat(world: World, subnet: int, steps: int, doing: str = "train") -> Reply:
