@@ -6,6 +6,7 @@ Each launch into a cloud is noted in this user's state directory; from then on i
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import tempfile
 import time
@@ -22,6 +23,7 @@ from idletrain.storage import has_head, owner_only, state_folder
 
 LAUNCHES = "launches.jsonl"
 LARGEST_PROCESS = 1 << 22  # Linux' largest process id
+MOST_NAMES = 8  # that an error lists
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,11 @@ def _is_open(place: Place) -> bool:
 
     if not psutil.pid_exists(place.rehearsal or 0):  # before what takes long to import
         return False
-    with contextlib.suppress(RunError), place.account():
+    return _has_account(place)
+
+
+def _has_account(place: Place) -> bool:
+    with contextlib.suppress(RunError, JobError), place.account():
         return True
     return False
 
@@ -119,11 +125,11 @@ def find_run(
 
     Raises:
         JobError: there is one of that name in several places.
-        RunError: it may not be here, and is.
+        RunError: there is none, or it may not be here, and is.
     """
     is_url, in_cloud = run.startswith("s3://"), bool(cloud or region or here == "never")
     if "/" in run and not is_url and not in_cloud:
-        return Place(run)
+        return _here(Path(run))
     places = [
         place
         for place in noted()
@@ -140,7 +146,21 @@ def find_run(
         return places[0]
     if here == "never" and not cloud and not region and run_dir_of(run).exists():
         raise RunError(f"run {run} is in {run_dir_of(run)}, and no cloud's machine trains it; there is nothing to do")
-    return Place(run, cloud or "aws", region) if in_cloud or is_url else Place(str(run_dir_of(run)))
+    place = Place(run, cloud or "aws", region)
+    return place if cloud or region or is_url or (here == "never" and _has_account(place)) else _here(run_dir_of(run))
+
+
+def _here(run_dir: Path) -> Place:
+    if run_dir.is_dir():
+        return Place(str(run_dir))
+    name, folder = run_dir.name, run_dir.parent
+    if (folder / f"{name}.sweep.json").exists():
+        raise RunError(f"{name} is a sweep; `idletrain compare {name}` shows its trials, which have names of their own")
+    names = sorted({path.parent.name for kind in ("events.jsonl", "wal") for path in folder.glob(f"*/{kind}")})
+    close = difflib.get_close_matches(name, names, n=1)
+    first = ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else "")
+    known = f"did you mean {close[0]}?" if close else f"there are: {first}" if names else "there is none at all"
+    raise RunError(f"there is no run {name} in {folder}; {known}; of one in a cloud, add --cloud")
 
 
 def events_of(place: Place) -> list[dict[str, Any]]:
@@ -161,13 +181,7 @@ def events_of(place: Place) -> list[dict[str, Any]]:
             events: list[dict[str, Any]] = list(read_records(file))
         if events:
             return events
-    if file.parent.is_dir():
-        raise RunError(f"run {place.name} has no records in {file} yet; look again once it trains")
-    names = sorted(path.parent.name for path in file.parent.parent.glob("*/events.jsonl"))
-    known = f"there are: {', '.join(names)}" if names else "there is none at all"
-    raise RunError(
-        f"there is no run {file.parent.name} in {file.parent.parent}; {known}; of one in a cloud, add --cloud"
-    )
+    raise RunError(f"run {place.name} has no records in {file} yet; look again once it trains")
 
 
 def is_over(place: Place) -> bool:

@@ -111,7 +111,10 @@ def test_a_run_that_is_not_there_is_a_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, err = main((command, "nothing"), monkeypatch, capsys)
-    assert (code, err) == (1, "idletrain: runs/nothing holds no run; in runs there are: none\n")
+    assert (code, err) == (
+        1,
+        "idletrain: there is no run nothing in runs; there is none at all; of one in a cloud, add --cloud\n",
+    )
 
 
 def test_a_run_of_one_s_own_factory_is_shown_evaluated_and_exported_from_its_directory(

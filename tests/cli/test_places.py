@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rehearsal import RECORD
@@ -21,17 +23,50 @@ NO_PROCESS = 4_000_000
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_name_that_nobody_knows_is_below_runs_or_where_the_user_says() -> None:
-    assert find_run("night") == Place("runs/night")
+def test_a_name_that_nobody_knows_is_where_the_user_says() -> None:
     assert find_run("night", "sandbox") == Place("night", "sandbox")
     assert find_run("night", region="eu-west-2") == Place("night", "aws", "eu-west-2")
-    assert find_run("night", here="never") == Place("night", "aws")
     assert find_run("s3://mine/runs/night") == Place("s3://mine/runs/night", "aws")
+
+
+def test_a_name_that_nobody_knows_may_be_in_the_configured_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    assert find_run("night", here="never") == Place("night", "aws")
+    with pytest.raises(RunError, match="there is no run night"):
+        find_run("night", here="otherwise")
+
+
+@pytest.mark.parametrize("locally", ["too", "otherwise", "never"])
+def test_without_a_place_it_is_refused_with_what_is_there(locally: Literal["too", "otherwise", "never"]) -> None:
+    for name, known in (
+        ("night", "there is none at all"),
+        ("nihgt", "did you mean night?"),
+        ("9", "there are: day, night;"),
+    ):
+        with pytest.raises(RunError, match=rf"there is no run {name} in runs; {re.escape(known)}.* add --cloud"):
+            find_run(name, here=locally)
+        for other in ("night", "day"):
+            Path("runs", other, "wal").mkdir(parents=True, exist_ok=True)
+    for n in range(10):
+        Path("runs", f"more{n}", "wal").mkdir(parents=True)
+    with pytest.raises(RunError, match="there are: day, more0, more1, more2, more3, more4, more5, more6 and 4 more;"):
+        find_run("9", here=locally)
+    with pytest.raises(RunError, match="there is no run 9 in elsewhere; there is none at all"):
+        find_run("elsewhere/9")
+
+
+def test_a_sweep_s_name_leads_to_its_trials() -> None:
+    Path("runs").mkdir()
+    Path("runs/rates.sweep.json").touch()
+    with pytest.raises(RunError, match="rates is a sweep; `idletrain compare rates` shows its trials"):
+        find_run("rates")
 
 
 def test_a_launched_run_is_found_by_its_name() -> None:
@@ -83,7 +118,8 @@ def test_a_rehearsal_is_known_as_long_as_it_goes_on(account: Account) -> None:
     note_launch(going_on)
     assert noted() == [going_on]
     assert find_run("night") == going_on
-    assert find_run("old") == Place("runs/old")
+    with pytest.raises(RunError, match="there is no run old"):
+        find_run("old")
     Path("runs/old").mkdir(parents=True)
     assert find_run("old", here="otherwise") == Place("runs/old")
 
