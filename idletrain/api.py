@@ -63,6 +63,7 @@ from idletrain.providers.local import LocalProcesses, worker_bytes
 from idletrain.providers.protocol import LaunchRequest
 from idletrain.providers.scheduler import ExistingScheduler, check_reachable
 from idletrain.rounds.coordinator import RunOutcome
+from idletrain.rounds.durable.history import holds_run
 from idletrain.rounds.durable.recovery import Restored, load_result
 from idletrain.run import Composition, RunOptions, compose, settle
 
@@ -281,12 +282,14 @@ def _trained(
 
     display = choose_display(False, Console(), summary)
     sinks = (records.append, with_link(job.run_dir, display), *([_called(on_event)] if on_event else []))
-    with display:
-        outcome = _run(composition, sinks, write)
+    further = f"the same call with name={job.name!r}, resume=True goes on"
+    try:
+        with display:
+            outcome = _run(composition, sinks, write)
+    except KeyboardInterrupt:  # the second one
+        raise StoppedError(f"ended at once; {further}" if holds_run(job.run_dir) else "ended at once") from None
     if outcome.status == "stopped":
-        raise StoppedError(
-            f"stopped after round {outcome.rounds}; the same call with name={job.name!r}, resume=True goes on"
-        )
+        raise StoppedError(f"stopped after round {outcome.rounds}; {further}")
     if outcome.status == "diverged":
         raise RunError(DIVERGED)
     if outcome.status == "stopped-early":
@@ -339,7 +342,8 @@ def _section(own: Mapping[str, Any], given: Any) -> Any:
 
 
 def _tell(text: str) -> None:
-    Console(stderr=True).print(f"idletrain: {text}", markup=False, highlight=False)
+    console = Console(stderr=True)  # which breaks lines between words, where there is a screen
+    console.print(f"idletrain: {text}", markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _optimizer(optimizer: Any, module: nn.Module, factors: Schedule | None) -> tuple[dict[str, Any], Schedule | None]:

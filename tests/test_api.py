@@ -397,6 +397,27 @@ def test_in_a_notebook_ctrl_c_stops_the_run_and_says_how_to_go_on(tmp_path: Path
     assert line.endswith("resume=True goes on")
 
 
+def test_a_second_ctrl_c_ends_the_run_at_once_and_it_goes_on_all_the_same(tmp_path: Path) -> None:
+    train, _ = digits()
+    seen: list[str] = []
+
+    def interrupt(event: dict[str, Any]) -> None:
+        seen.append(event["kind"])
+        if event["kind"] in ("round_committed", "stopping"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def fit(rounds: int, **more: Any) -> FitResult:
+        settings = {"subnets": 2, "local_steps": 20, "workers": 2, "name": "twice", "run_dir": tmp_path}
+        return idletrain.fit(make_net(), train, rounds=rounds, **settings, **more)
+
+    with pytest.raises(KeyboardInterrupt, match="ended at once; the same call with name='twice', resume=True goes on"):
+        fit(2000, on_event=interrupt)
+    assert "stopping" in seen
+    assert not has_head(tmp_path / "twice")
+    done = len([kind for kind in seen if kind == "round_committed"])
+    assert fit(done + 1, resume=True).rounds == done + 1
+
+
 def test_a_run_s_files_are_neither_rewritten_while_it_goes_on_nor_exchanged_afterwards(tmp_path: Path) -> None:
     train, _ = digits()
     torch.manual_seed(0)
