@@ -17,6 +17,7 @@ from idletrain.errors import DamageError, IdletrainError, JobError, RunError, re
 from idletrain.job import OPEN_SETTINGS, Job
 from idletrain.nn.data.extreme import SparseFiles
 from idletrain.nn.prepare import Prepared, prepare_job
+from idletrain.nn.program import Program
 from idletrain.nn.rolling import check_rolling
 from idletrain.observe.dashboard_feed import page_of, publishing
 from idletrain.observe.forecast_record import ForecastTracker
@@ -24,6 +25,7 @@ from idletrain.observe.provenance import provenance
 from idletrain.observe.records import Recorder, Sink, read_records
 from idletrain.observe.sinks import WatchSettings, watching
 from idletrain.observe.summary import Summary
+from idletrain.own_code import changes, own_code
 from idletrain.ownership import write_signed
 from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import WorkerProvider
@@ -247,6 +249,9 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
             ):
                 page = await page_of(client, first_port=provider.dashboard_port)
                 facts = provenance(job, options.command, *page) | {"better": prepared.better} | _row_census(prepared)
+                facts["code"] = _code_of(prepared.program)
+                if options.resume:
+                    _warn_of_changed_code(job, facts["code"], directory.round, record)
                 coordinator = Coordinator(job, prepared, directory, client, record, facts, options.on_evaluate)
                 options.on_start(coordinator.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
@@ -317,6 +322,21 @@ def _run_directory(job: Job, prepared: Prepared, record: Recorder, reached: Cras
         return kind(job.run_dir, prepared, record, reached, job.checkpoint.keep, job.stop.watched)
     except OSError as error:
         raise _unwritable(job, error) from None
+
+
+def _code_of(program: Program) -> dict[str, str]:
+    return own_code(program.module, (program.loss, program.schedule))
+
+
+def _warn_of_changed_code(job: Job, now: dict[str, str], round_: int, record: Recorder) -> None:
+    """Record a warning if the user's own code is not what the run's first rounds were trained by."""
+    before = None
+    with contextlib.suppress(OSError, RunError):  # records are not what a run goes on from
+        starts = (event for event in read_records(job.run_dir / "events.jsonl") if event["kind"] == "run_started")
+        before = next(starts, {}).get("code")
+    if isinstance(before, dict) and (changed := changes(before, now)):
+        reason = f"the code of {', '.join(changed)} has changed since the run began; further rounds train what is new"
+        record("warning", round=round_, reason=reason)
 
 
 def _row_census(prepared: Prepared) -> dict[str, Any]:
