@@ -1,8 +1,10 @@
-"""Begin: `init` writes a job to change, `infra` files for accounts and machines; `demo` shows a fleet that shrinks."""
+"""Begin: write a job or files for machines, explain a job's fields, and show a fleet that shrinks."""
 
 from __future__ import annotations
 
 import shutil
+import sys
+import textwrap
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +48,27 @@ def init(
 ) -> None:
     """Write a job that trains at once, with a network and data of its own to change."""
     typer.echo(f"{folder} has {', '.join(_write(TEMPLATES / template, folder))}; README.md says how to train it")
+    typer.echo("`idletrain fields` explains what a job file may say")
+
+
+@app.command(rich_help_panel="Start")
+def fields(
+    path: Annotated[
+        str | None,
+        typer.Argument(help="A section, such as training, or a field.", metavar="PATH", show_default=False),
+    ] = None,
+) -> None:
+    """Show the fields of a job file: what each takes, its default and what it does."""
+    from idletrain.cli.job_fields import named
+
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for field in named(path or ""):
+        default = field.default if field.default in ("", "required") else f"default {field.default}"
+        typer.echo(", ".join(filter(None, (f"{field.path}: {field.kind}", default))))
+        lines = textwrap.wrap(field.meaning, columns - 4) if columns else [field.meaning]
+        typer.echo(textwrap.indent("\n".join(lines), "    "))
+    if not path:
+        typer.echo("\n`idletrain fields training` shows that section's, and so on")
 
 
 @app.command(rich_help_panel="Start")
