@@ -102,13 +102,13 @@ class ScreenDisplay:
 
     def __init__(self, console: Console, summary: Summary) -> None:
         self.summary = summary
-        self._recent: list[str] = []
+        self._console, self._recent = console, list[str]()
         self._waiting = Spinner("dots")
         self._live = Live(get_renderable=self._draw, console=console, refresh_per_second=FRAMES_PER_SECOND)
 
     def __call__(self, event: Record) -> None:
         if link := event.get("dashboard"):  # above the frame, where a long line can be copied whole
-            self._live.console.print(link, style="dim", soft_wrap=True, markup=False, highlight=False)
+            self._console.print(link, style="dim", soft_wrap=True, markup=False, highlight=False)
             event = {**event, "dashboard": ""}
         if line := describe_event(event):
             self._recent = [*self._recent[-4:], f"{event['s']:7.1f}s  {line}"]
@@ -125,7 +125,7 @@ class ScreenDisplay:
         title = f"idletrain [bold]{summary.run}[/bold]"
         if summary.status == "starting":
             self._waiting.update(text=summary.note or "starting")
-            return Panel(self._waiting, title=title, border_style="cyan")
+            return self._framed(self._waiting, title)
         body: list[RenderableType] = [
             Text(_progress(summary, separator="\n")),
             Text(_bar(summary.rounds / max(1, summary.total_rounds)), style="cyan"),
@@ -138,7 +138,13 @@ class ScreenDisplay:
         body.extend(Text(reason, style="yellow") for reason in summary.warnings)
         if summary.note:
             body.append(Text(summary.note, style="yellow"))
-        return Panel(Group(*body), title=title, border_style="cyan")
+        return self._framed(Group(*body), title)
+
+    def _framed(self, body: RenderableType, title: str) -> Panel:
+        """Return a frame beside which a terminal's echo of Ctrl-C has room: in the next line, it would shift the next
+        frame down.
+        """
+        return Panel(body, title=title, border_style="cyan", width=self._console.width - len("^C"))
 
 
 def describe_event(event: Record) -> str | None:

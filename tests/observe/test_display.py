@@ -28,6 +28,8 @@ from idletrain.observe.display import (
 )
 from idletrain.observe.summary import Summary
 
+WIDTH = 100
+
 
 def tell(shown: LineDisplay | JsonDisplay | ScreenDisplay, events: list[dict[str, Any]]) -> None:
     take = folding(shown.summary, shown)
@@ -93,7 +95,7 @@ def test_json_is_an_object_a_round_and_the_summary_as_the_last() -> None:
 
 def screen_of(events: list[dict[str, Any]]) -> str:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    console = Console(file=out, force_terminal=True, width=WIDTH, color_system=None)
     with ScreenDisplay(console, Summary()) as shown:
         tell(shown, events)
     return out.getvalue()
@@ -107,6 +109,13 @@ def test_the_screen_shows_progress_accuracy_workers_and_news() -> None:
     assert "c " in last
     assert "draining" in last
     assert "b was killed" in last
+
+
+def test_a_terminal_s_echo_of_ctrl_c_has_room_beside_the_frame() -> None:
+    """In the next line, it would leave the frame's first line behind when the next frame is drawn."""
+    last_lines = re.findall("╰─*╯", screen_of(CHURN))
+    assert last_lines
+    assert {len(line) + len("^C") for line in last_lines} == {WIDTH}
 
 
 def test_the_link_is_one_line_above_the_frame_however_long_it_is() -> None:
