@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idletrain import storage
+from idletrain.cli.printing import tell
 from idletrain.errors import JobError, RefusedError, RunError, user_code
 
 if TYPE_CHECKING:  # each command imports what it needs, so that `idletrain --help` stays quick
@@ -96,9 +97,7 @@ async def _measure(address: str | None, nodes: int | None, preset: PresetName) -
         reached = cluster.local_cluster(nodes or max(2, min(LOCAL_NODES, len(os.sched_getaffinity(0)))))
     async with reached as client:
         await _check_free(client, address or "")
-        return await measure_fabric(
-            client, presets.PRESETS[preset], lambda text: typer.echo(f"idletrain: {text}", err=True)
-        )
+        return await measure_fabric(client, presets.PRESETS[preset], tell)
 
 
 def confirm_settings(

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, sweep, train, watch, worker
+from idletrain.cli.printing import tell
 from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError, is_interrupt, own_traceback
 
@@ -64,14 +65,14 @@ def _tell(error: BaseException) -> int:
         return INTERRUPTED_EXIT
     if isinstance(error, IdletrainError):
         for fault in error.faults if isinstance(error, JobError) else (str(error),):
-            typer.echo(f"idletrain: {fault}", err=True)
+            tell(fault)
         typer.echo(own_traceback(error), err=True, nl=False)
         return error.exit_code
     if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # usage errors of the parser
         command = _command_of(getattr(error, "ctx", None))
-        typer.echo(f"idletrain: {error.format_message().rstrip('.')}; see {command} --help", err=True)
+        tell(f"{error.format_message().rstrip('.')}; see {command} --help")
         return int(error.exit_code)
-    typer.echo(f"idletrain: a bug, not your fault: {error!r}; please send {_bug_report()}", err=True)
+    tell(f"a bug, not your fault: {error!r}; please send {_bug_report()}")
     return BUG_EXIT
 
 

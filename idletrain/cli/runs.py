@@ -14,6 +14,7 @@ import typer
 from idletrain.cli.arguments import RUNS, Region
 from idletrain.cli.cloud_records import UNFINISHED_STATES, bill_of, named_prefix, run_status
 from idletrain.cli.places import Place, noted
+from idletrain.cli.printing import tell
 from idletrain.errors import IdletrainError, reading
 
 app = typer.Typer()
@@ -74,7 +75,7 @@ def _lines(cloud: str | None, region: str | None) -> list[tuple[Place, RunLine]]
                 for name in named_prefix(account, folder.run).folders():
                     lines.append((replace(folder, run=folder.run + name), _cloud_line(account, folder, name)))
         except IdletrainError as error:
-            typer.echo(f"idletrain: {folder.text}: {error}", err=True)
+            tell(f"{folder.text}: {error}")
     return lines
 
 

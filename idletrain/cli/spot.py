@@ -25,6 +25,7 @@ from idletrain.cli.cloud_records import (
 )
 from idletrain.cli.job_check import JobCheck, checking
 from idletrain.cli.places import Place, note_launch
+from idletrain.cli.printing import show, tell
 from idletrain.errors import DIVERGED, JobError, RunError
 from idletrain.held_interrupts import notice_if_slow
 from idletrain.observe.records import Sink
@@ -70,7 +71,7 @@ def launch_spot(job: Job, provider: CloudProvider, options: SpotOptions) -> None
     _end_in_order()
     with contextlib.ExitStack() as stack:
         if not options.as_json:
-            typer.echo("idletrain: reading the model and the data", err=True)
+            tell("reading the model and the data")
         check = stack.enter_context(checking(job))
         stack.enter_context(provider.opened())
         account = stack.enter_context(provider.account(provider.launch_region(job)))
@@ -124,7 +125,7 @@ def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, 
         resume=options.resume,
         command=command_line(sys.argv),
         allow_control=options.allow_control,
-        report=lambda line: typer.echo(f"idletrain: {line}", err=True),
+        report=tell,
     )
     own = prefix.url if prefix.url != named_prefix(account, job.name).url else run.run
     process = None if provider.outlives_command else os.getpid()
@@ -135,7 +136,7 @@ def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, 
         return
     kept = kept_rehearsal.free_directory(job.name) if process else None
     if kept and kept.name != job.name:
-        typer.echo(f"idletrain: runs/ has a run {job.name}; this one will be {kept}", err=True)
+        tell(f"runs/ has a run {job.name}; this one will be {kept}")
     shown = display.choose_display(options.as_json, Console(), Summary(run=run.run))
     try:
         from idletrain.observe.sinks import watching
@@ -152,7 +153,7 @@ def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, 
         typer.echo(provider.interrupted_text(run.run, str(kept) if is_kept else "" if kept else address), err=True)
         raise KeyboardInterrupt
     if leftover:
-        typer.echo(f"idletrain: {leftover}", err=True)
+        tell(leftover)
     _conclude(shown.summary, prefix, job, kept if is_kept else None, options)
 
 
@@ -208,7 +209,7 @@ def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: S
     summary.run_dir = f"{folder}model.safetensors" if summary.status != "taken down" else folder
     if not options.as_json:
         for line in display.final_lines(summary, f"{summary.status}: {kept.name if kept else job.name}"):
-            typer.echo(line)
+            show(line)
         typer.echo(f"  {cost_line(bill_of(read_events(prefix), time.time()))}")
     if summary.status == "diverged":
         raise RunError(f"run {job.name}: {DIVERGED}")

@@ -14,6 +14,7 @@ import typer
 from idletrain.cli.arguments import RUNS, JobFile
 from idletrain.cli.cloud_records import bill_of
 from idletrain.cli.places import events_of, find_run, seen_until
+from idletrain.cli.printing import tell
 from idletrain.cli.trust import import_from_here
 from idletrain.errors import JobError, RunError
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, Provider
@@ -80,7 +81,7 @@ def sweep(
         prune=prune,
         budget_usd=budget_usd,
         cost_of=cost_of,
-        report=lambda line: typer.echo(f"idletrain: {line}", err=True),
+        report=tell,
     )
     under_way = Sweep(found, ResultsFile(RUNS / f"{tree['name']}.sweep.json"), settings)
     if costs and not yes:
@@ -88,7 +89,7 @@ def sweep(
     try:
         asyncio.run(under_way.run())
     except KeyboardInterrupt:
-        typer.echo("idletrain: stopped; the same command goes on where it was", err=True)
+        tell("stopped; the same command goes on where it was")
         raise
     results = under_way.results
     if as_json:

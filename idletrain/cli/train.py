@@ -16,6 +16,7 @@ import typer
 from idletrain.cli.arguments import FoundCloud, FoundRun, JobFile, Region, bytes_option, read_job_file, seconds_option
 from idletrain.cli.fabric import confirm_settings
 from idletrain.cli.places import directory_of, find_run
+from idletrain.cli.printing import show, tell
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.cli.trust import Trust, allow_code, import_from_here
 from idletrain.errors import DIVERGED, IdletrainError, JobError, reading
@@ -115,7 +116,7 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
 
     def report(text: str) -> None:
         if not as_json:
-            typer.echo(f"idletrain: {text}", err=True)
+            tell(text)
 
     def decide(job: Job) -> tuple[Job, ForecastTracker | None]:
         if not provider.measurable:
@@ -132,7 +133,7 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
         for line in display.final_lines(
             shown.summary, _ending_text(outcome.status, again, shown.summary.note), why_low
         ):
-            typer.echo(line)
+            show(line)
     if outcome.status == "stopped":
         raise typer.Exit(INTERRUPTED_EXIT)
     if outcome.status == "diverged":
@@ -145,7 +146,7 @@ def _ended_at_once(again: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(f"idletrain: ended at once; go on from the last committed round with: {again}", err=True)
+        tell(f"ended at once; go on from the last committed round with: {again}")
         raise
 
 

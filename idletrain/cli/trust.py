@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from idletrain.cli.printing import tell
 from idletrain.errors import JobError
 from idletrain.ownership import started_here
 
@@ -40,6 +41,6 @@ def allow_code(run_dir: Path, *, trusted: bool, instead: str = "") -> None:
         why = f"{run_dir}: you did not start this run here, and whoever did chose the code that this command executes"
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise JobError(f"{why}; add --trust if you trust them as you trust your own code{instead}")
-        typer.echo(f"idletrain: {why}{instead}", err=True)
+        tell(f"{why}{instead}")
         typer.confirm("Execute it?", abort=True, err=True)
     import_from_here()

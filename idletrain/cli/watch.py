@@ -12,6 +12,7 @@ import typer
 from idletrain.cli.arguments import RUNS, FoundCloud, Region, run_dir_of
 from idletrain.cli.cloud_records import run_status
 from idletrain.cli.places import events_of, find_run, is_over, seen_until
+from idletrain.cli.printing import show
 from idletrain.cli.runs import list_runs, local_summary, the_one_that_trains
 from idletrain.errors import JobError, RunError, reading
 
@@ -66,7 +67,7 @@ def status(
         typer.echo(json.dumps(summary.as_record()))
         return
     for line in display.final_lines(summary, f"{summary.run}: {summary.status}" + (f": {why}" if why else "")):
-        typer.echo(line)
+        show(line)
     if page:
         typer.echo(f"  watch it at {page}")
 
