@@ -19,7 +19,7 @@ from idletrain.rounds.table import (
     with_subnet,
     with_worker,
 )
-from idletrain.rounds.verdicts import witnesses_due
+from idletrain.rounds.verdicts import needs_witness
 from idletrain.rounds.worker_table import HeldSubnet, WorkerState
 
 FIRST_LOOK = 64  # workers that are looked at first, beside four for each subnet
@@ -235,12 +235,12 @@ def _avoided(subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]
     They are those on which it failed, and after deaths all but its witnesses.
     """
     failed = frozenset((*subnet.diverged, *subnet.failed))
-    if not failed and not subnet.deaths:
+    witnesses = frozenset(subnet.witnesses) if needs_witness(subnet) else frozenset()
+    if not failed and not witnesses:
         return failed
     able = frozenset(name for name, other in sound().items() if other.memory_bytes >= subnet.need_bytes)
-    if due := witnesses_due(subnet, able - failed):
-        return able - due
-    return failed if able - failed else frozenset()
+    wanted = (able - failed) & witnesses or able - failed
+    return able - wanted if wanted else frozenset()
 
 
 def _fits(worker: WorkerState, subnet: SubnetState, sound: Callable[[], Mapping[str, WorkerState]]) -> bool:

@@ -53,22 +53,22 @@ def with_death(subnet: SubnetState, worker: str, steps: int, able: Sequence[str]
     return replace(subnet, deaths=(*subnet.deaths, (worker, steps)), witnesses=witnesses)
 
 
-def witnesses_due(subnet: SubnetState, able: Collection[str]) -> frozenset[str]:
-    """Return the workers of which one is to train a subnet next: before its last chance, who is here since long.
+def needs_witness(subnet: SubnetState) -> bool:
+    """Return whether a worker that was here at a subnet's first death is to train it before it is called deadly.
 
     A sick worker that is restarted has a new address each time and is idle at once, so that it would get the same
     subnet, and end in it, until the subnet seems to be at fault.
     """
     suspect = suspects(subnet)
-    if len(suspect) < DEATHS - 1 or not {*suspect}.isdisjoint(subnet.witnesses):
-        return frozenset()
-    return frozenset(subnet.witnesses) & frozenset(able)
+    return len(suspect) >= DEATHS - 1 and {*suspect}.isdisjoint(subnet.witnesses)
 
 
 def is_deadly(subnet: SubnetState, able: Collection[str]) -> bool:
     """Return whether a subnet ends the processes that train it; `able` workers are here and could take it."""
     suspect = suspects(subnet)
-    if len(suspect) < DEATHS or (witnesses_due(subnet, able) and len(suspect) < ATTEMPTS_AT_MOST):
+    if len(suspect) < DEATHS:
+        return False
+    if needs_witness(subnet) and not {*able}.isdisjoint(subnet.witnesses) and len(suspect) < ATTEMPTS_AT_MOST:
         return False
     several = len({machine_of(worker) for worker in suspect}) > 1
     return several or _is_only_machine(suspect, able) or len(suspect) >= ATTEMPTS_AT_MOST
