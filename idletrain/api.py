@@ -30,8 +30,8 @@ from idletrain.errors import (
     JobError,
     RefusedError,
     RunError,
-    StoppedError,
     in_python,
+    stopped,
     user_code,
     user_code_fails,
 )
@@ -287,9 +287,9 @@ def _trained(
         with display:
             outcome = _run(composition, sinks, write)
     except KeyboardInterrupt:  # the second one
-        raise StoppedError(f"ended at once; {further}" if holds_run(job.run_dir) else "ended at once") from None
+        raise stopped(f"ended at once; {further}" if holds_run(job.run_dir) else "ended at once") from None
     if outcome.status == "stopped":
-        raise StoppedError(f"stopped after round {outcome.rounds}; {further}")
+        raise stopped(f"stopped after round {outcome.rounds}; {further}")
     if outcome.status == "diverged":
         raise RunError(DIVERGED)
     if outcome.status == "stopped-early":

@@ -67,12 +67,15 @@ DIVERGED = (
 )
 
 
-class StoppedError(KeyboardInterrupt):
-    """A run was stopped by Ctrl-C or SIGTERM; its text says how to go on."""
+def stopped(text: str) -> KeyboardInterrupt:
+    """Return what a call raises whose run was stopped by Ctrl-C or SIGTERM; a notebook shows the text alone.
 
-    def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: the text alone."""
-        return [f"KeyboardInterrupt: {self}"]
+    It is no subclass: only of KeyboardInterrupt itself does Python end as programs do that Ctrl-C ends, so that a shell
+    ends its loop over scripts, too.
+    """
+    stop = KeyboardInterrupt(text)
+    stop.__dict__["_render_traceback_"] = lambda: [f"KeyboardInterrupt: {text}"]
+    return stop
 
 
 @contextlib.contextmanager
@@ -145,7 +148,7 @@ def in_python(function: Callable[P, T]) -> Callable[P, T]:
             if isinstance(error, JobError):
                 error.faults = tuple(error.args[0].split("\n"))
             fault: BaseException = error.with_traceback(None)
-        except KeyboardInterrupt as stop:  # StoppedError, or before and after a run
+        except KeyboardInterrupt as stop:  # from `stopped`, or before and after a run
             fault = stop.with_traceback(None)
             fault.__cause__ = fault.__context__ = None
         raise fault

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import traceback
 from typing import Any
 
@@ -125,7 +128,7 @@ def test_an_error_that_an_interrupt_causes_is_an_interrupt_and_one_after_it_is_n
     assert not errors.is_interrupt(later)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), errors.StoppedError("stopped after round 3")])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), errors.stopped("stopped after round 3")])
 def test_an_interrupt_shows_no_frames_of_the_package(stop: KeyboardInterrupt) -> None:
     @errors.in_python
     def deep() -> None:
@@ -140,6 +143,15 @@ def test_an_interrupt_shows_no_frames_of_the_package(stop: KeyboardInterrupt) ->
     shown = "".join(traceback.format_exception(caught.value))
     assert "a child's" not in shown
     assert shown.count("  File ") == 2  # this test, and the wrapper
+
+
+def test_a_script_whose_run_is_stopped_ends_as_by_ctrl_c() -> None:
+    script = "from idletrain.errors import stopped\nraise stopped('stopped after round 3')"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr.endswith("KeyboardInterrupt: stopped after round 3\n")
+    (line,) = errors.stopped("stopped after round 3")._render_traceback_()
+    assert line == "KeyboardInterrupt: stopped after round 3"
 
 
 def test_the_traceback_below_a_fault_begins_with_the_user_s_own_code() -> None:
