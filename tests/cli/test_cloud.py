@@ -144,6 +144,18 @@ def test_the_status_of_a_run_that_trains_says_where_to_watch_it(
     assert "watch it at `idletrain dashboard night`" in run("status", "past", "--cloud", "aws")
 
 
+def test_the_network_of_a_run_that_was_taken_down_is_exported_from_its_copy(past: S3Prefix, tmp_path: Path) -> None:
+    own = {"name": "past", "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 8, 10]}}}
+    training = {"method": "ist", "subnets": 2, "rounds": 1, "local_steps": 2}
+    (tmp_path / "job.yaml").write_text(json.dumps({**own, "data": {"name": "digits"}, "training": training}))
+    warm.run([sys.executable, "-m", "idletrain", "launch", "job.yaml"], folder=tmp_path, timeout=120)
+    s3_mirror.Mirror(tmp_path / "runs" / "past", past).copy()
+    assert "stay in" in run("down", "past", "--cloud", "aws")
+    file = tmp_path / "model.safetensors"
+    run("export", "past", "--cloud", "aws", "--to", str(file))
+    assert file.stat().st_size > 4 * 64 * 8
+
+
 @pytest.mark.parametrize("command", ["cost", "logs", "dashboard", "report"])
 def test_a_run_that_is_not_there_is_a_sentence(command: str, account: Account) -> None:
     assert "holds no run" in run(command, "nobody", "--cloud", "sandbox", code=1)
