@@ -21,11 +21,11 @@ def own_code(module: nn.Module, functions: Iterable[Any]) -> dict[str, str]:
 
     Args:
         module: Its class and its submodules' classes are looked at.
-        functions: Functions, or objects with a class of their own; None among them is nothing.
+        functions: Functions and methods, or objects, whose class then counts; None among them is nothing.
     """
     found = {}
-    for item in (*(type(each) for each in module.modules()), *functions):
-        named = item if isinstance(item, type) or inspect.isfunction(item) else type(item)
+    called = (item if inspect.isroutine(item) else type(item) for item in functions)
+    for named in dict.fromkeys((*map(type, module.modules()), *called)):
         try:
             if inspect.getfile(named).startswith(NOT_THE_USER_S):
                 continue

@@ -53,6 +53,7 @@ def test_only_the_user_s_own_code_counts(both: tuple[Any, Any]) -> None:
         "Scaled",
         "Loss",
     }
+    assert own_code(nn.Linear(2, 2), (one.Loss().__call__,)).keys() == {"Loss.__call__"}
     assert own_code(nn.Linear(2, 2), ()) == {}
     assert changes(of_one, own_code(net(two), (two.loss, None))) == ["Scaled", "loss"]
     assert changes(of_one, own_code(net(one), (two.loss, None))) == ["loss"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
-import textwrap
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +10,7 @@ from typing import Annotated
 import typer
 
 from idletrain.cli.arguments import seconds_option
+from idletrain.cli.printing import show
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.errors import JobError
 from idletrain.providers.protocol import CloudProvider, LaunchRequest
@@ -61,14 +60,12 @@ def fields(
     """Show the fields of a job file: what each takes, its default and what it does."""
     from idletrain.cli.job_fields import named
 
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for field in named(path or ""):
         default = field.default if field.default in ("", "required") else f"default {field.default}"
-        typer.echo(", ".join(filter(None, (f"{field.path}: {field.kind}", default))))
-        lines = textwrap.wrap(field.meaning, columns - 4) if columns else [field.meaning]
-        typer.echo(textwrap.indent("\n".join(lines), "    "))
+        show(", ".join(filter(None, (f"{field.path}: {field.kind}", default))))
+        show(f"    {field.meaning}")
     if not path:
-        typer.echo("\n`idletrain fields training` shows that section's, and so on")
+        show("\n`idletrain fields training` shows that section's, and so on")
 
 
 @app.command(rich_help_panel="Start")
