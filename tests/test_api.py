@@ -133,8 +133,8 @@ def test_fit_trains_a_module_that_takes_parts_by_name_with_its_own_loss(tmp_path
         module = make()
         results.append(
             idletrain.fit(
-                module, Items(train), Items(test), subnets=2, local_steps=10, rounds=3, evaluate_every=3, workers=1,
-                run_dir=tmp_path / str(len(results)), name="parts", optimizer={"name": "sgd", "lr": 0.2},
+                module, Items(train), Items(test), method="ist", subnets=2, local_steps=10, rounds=3, evaluate_every=3,
+                workers=1, run_dir=tmp_path / str(len(results)), name="parts", optimizer={"name": "sgd", "lr": 0.2},
             )
         )  # fmt: skip
     plain, named = results
@@ -291,7 +291,7 @@ def test_an_instance_with_groups_and_a_schedule_of_ones_own_train_what_torch_tra
 
 def test_an_average_of_the_network_is_what_fit_returns_through_a_resumption(tmp_path: Path) -> None:
     module, (train, _) = make_net(), digits()
-    settings: dict[str, Any] = {"subnets": 2, "workers": 2, "local_steps": 3, "batch_size": 32, "run_dir": tmp_path}
+    settings: dict[str, Any] = {"method": "ist", "subnets": 2, "workers": 2, "local_steps": 3, "run_dir": tmp_path}
     one, two = (idletrain.fit(module, train, rounds=r, **settings) for r in (1, 2))
     averaged = {**settings, "training": {"ema": 0.5}, "name": "averaged"}
     idletrain.fit(module, train, rounds=1, **averaged)
