@@ -1,7 +1,8 @@
 """Compare the core-seconds of whole runs with those of a bare torch loop of the same steps.
 
-The demo's job, as `idletrain launch` runs it on this machine: without churn, and with a worker taken every 15 s. Beside
-it two processes make as many steps on subnets of the same width in a plain loop (`local_steps.bare`), one thread each.
+The job of `idletrain demo`, as `idletrain launch` runs it on this machine: without churn, and with a worker taken every
+15 s. Beside it two processes make as many steps on subnets of the same width in a plain loop (`local_steps.bare`), one
+thread each.
 Core-seconds are those that Linux counts, imports included, by role: the head, its scheduler, the parent of its workers,
 and of the workers the main thread and the others, one of which trains.
 
@@ -30,12 +31,13 @@ import psutil
 import torch
 import yaml
 
-from benchmarks.local_steps import SUBNETS, bare
+from benchmarks.local_steps import bare
 from benchmarks.report import Figure, at_least, report, with_preset
+from idletrain.cli.start import TEMPLATES
 from idletrain.job_file import parse_job
-from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import from_settings
+from idletrain.nn.rolling import equal_specs
 
 SAMPLE_SECONDS = 0.2
 ROLES = ("head", "scheduler", "parent of the workers", "workers' main threads", "workers' other threads")
@@ -51,7 +53,7 @@ class Preset:
     loops: int = 2  # processes of the bare loop
 
 
-DEMO = Path(__file__).parent.parent / "workflows" / "fashion-mnist.yaml"
+DEMO = TEMPLATES / "demo.yaml"
 TINY_JOB = {
     "name": "tiny",
     "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 10]}},
@@ -63,6 +65,7 @@ TINY_JOB = {
         "rounds": 3,
         "optimizer": {"name": "sgd", "lr": 0.1},
     },
+    "preemption": {"policy": "rolling"},
 }
 FULL = Preset(yaml.safe_load(DEMO.read_text()), (2, 4), ((0, 0.80), (15, 0.70)))
 TINY = Preset(TINY_JOB, (2,), ((0, 0.80),), loops=1)
@@ -138,7 +141,7 @@ def loop(tree: Mapping[str, Any], steps: int) -> None:
     torch.set_num_threads(1)
     job = parse_job({**tree, "checkpoint": {"to": "."}})
     prepared = from_settings(job.model, job.data, job.training)
-    subnet = prepared.program.subnets(0, by_neurons((1 / SUBNETS,) * SUBNETS))[0]
+    subnet = prepared.program.subnets(0, equal_specs(prepared.program))[0]
     step = bare(prepared, subnet, Network.of(prepared.program, prepared.network).pull(subnet))
     for number in range(steps):
         step(number)
@@ -163,7 +166,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Measure and report."""
     options, preset = with_preset(__doc__, argv, FULL, TINY)
     training = parse_job({**preset.job, "checkpoint": {"to": "."}}).training
-    steps = training.subnets * training.local_steps * training.rounds
+    steps = round(training.subnets * (1 + training.slack)) * training.local_steps * training.rounds
     plain = bare_loops(preset.job, steps, preset.loops)
     figures, runs = [Figure(f"bare loop: core-seconds of {steps:,} steps", plain["core_seconds"], "s")], []
     for workers in preset.workers:

@@ -140,7 +140,8 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
             of `torch.optim` that holds the module's parameters. AdamW with lr 0.001 if None.
         seed: Seed of every random number.
         evaluate_every: Rounds between two evaluations on `test`, the first of which follows round 1. Without `stop` no
-            round waits for one: what comes due while another is going on is left out.
+            round waits for one: what comes due while another is going on is left out; and before the last round, if
+            neither `metrics` nor `on_evaluate` is given, 2,048 samples of `test` are used.
         metrics: By name, metrics that each evaluation measures on `test`, too: a torchmetrics metric, or a pair of a
             metric or function and which value is better, such as `(mean_error, "lower")`. A function gets the outputs
             `[N, ...]` and labels `[N, ...]` of all test data at once and returns a number.

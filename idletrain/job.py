@@ -202,7 +202,7 @@ class TrainingSettings(StrictSettings):
     evaluate_every: Count = 10
     """Rounds between two evaluations, the first of which follows round 1; rounds and not seconds, so that a stop is
     reproducible. Without `stop` no round waits for an evaluation: one that comes due while another is going on is left
-    out, except the last."""
+    out, except the last; and before the last, without `metrics`, 2,048 of the test samples are used."""
     metrics: dict[str, MetricSettings] = {}
     """Metrics on the test data by name, each `{metric: "torchmetrics.classification:BinaryAUROC"}`; `args` are its
     arguments, and `better: higher` or `lower` says of a function `(outputs, labels) -> number` which value is the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,9 +70,21 @@ class Score:
 
 
 @torch.no_grad()
-def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tally] = ()) -> Score:
-    """Score a network on all samples, by the metrics of these tallies, which are empty before, and by what a
-    LightningModule's validation_step logs.
+def score(
+    module: nn.Module,
+    samples: Samples,
+    loss: Loss,
+    tallies: Sequence[Tally] = (),
+    numbers: NDArray[np.int64] | None = None,
+) -> Score:
+    """Score a network by the loss, these tallies and what a LightningModule's validation_step logs.
+
+    Args:
+        module: The network, which is left in evaluation mode.
+        samples: The test data.
+        loss: The loss.
+        tallies: Metrics, empty before.
+        numbers: The samples to use `[N]`; all of them if None.
 
     Raises:
         JobError: that fails.
@@ -79,7 +93,7 @@ def score(module: nn.Module, samples: Samples, loss: Loss, tallies: Sequence[Tal
     validation = Validation(module)
     correct, total, values, weights = 0.0, 0, 0.0, 0
     calibration, constant = Calibration(), ConstantPrediction(loss)
-    for inputs, target in batches(samples, np.arange(len(samples))):
+    for inputs, target in batches(samples, np.arange(len(samples)) if numbers is None else numbers):
         outputs = _run("model", call, module, inputs)
         if hasattr(outputs, "hits"):  # of a very wide output
             weight = outputs.labelled(target)
@@ -147,20 +161,20 @@ class Calibration:
 
     def __init__(self) -> None:
         self._values_left = CALIBRATION_VALUES
-        self._losses_K = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
+        self._batches: list[tuple[Tensor, Tensor]] = []
         # Per bin: the number of samples, their summed confidence, the number predicted correctly.
         self._bins = torch.zeros(3, CONFIDENCE_BINS, dtype=torch.float64)
 
     def add(self, logits_NC: Tensor, labels_N: Tensor) -> None:
         """Count a batch of logits `[N, C]` and their classes `[N]`, without rows of which either is none."""
         usable = (labels_N >= 0) & (labels_N < logits_NC.shape[-1]) & logits_NC.isfinite().all(-1)
-        logits_NC, labels_N = logits_NC[usable], labels_N[usable]
-        rows = min(len(labels_N), self._values_left // logits_NC.shape[-1])
+        rows = min(int(usable.sum()), self._values_left // logits_NC.shape[-1])
+        if not rows:
+            return
         self._values_left -= rows * logits_NC.shape[-1]
-        logits_NC, labels_N = logits_NC[:rows].double(), labels_N[:rows]
-        for k, temperature in enumerate(TEMPERATURES):
-            self._losses_K[k] += nn.functional.cross_entropy(logits_NC / temperature, labels_N, reduction="sum")
-        confidence, predicted = logits_NC.softmax(-1).max(-1)
+        logits_NC, labels_N = logits_NC[usable][:rows], labels_N[usable][:rows]
+        self._batches.append((logits_NC, labels_N))
+        confidence, predicted = logits_NC.double().softmax(-1).max(-1)
         bins = (confidence * CONFIDENCE_BINS).long().clamp(max=CONFIDENCE_BINS - 1)
         for row, values in zip(self._bins, (torch.ones(rows), confidence, predicted == labels_N), strict=True):
             row.index_add_(0, bins, values.double())
@@ -173,14 +187,29 @@ class Calibration:
 
     @property
     def temperature(self) -> float | None:
-        """Return the temperature of lowest loss: fit a parabola to the best of `TEMPERATURES` and its neighbours."""
-        if not self._bins[0].sum() or not self._losses_K.isfinite().all():
+        """Return the temperature of lowest loss: fit a parabola to the best of `TEMPERATURES` and its neighbours.
+
+        The loss is convex in the temperature's inverse, so that bisection finds the best.
+        """
+        if not self._batches:
             return None
-        k = int(self._losses_K.argmin().clamp(1, len(TEMPERATURES) - 2))
-        left, middle, right = self._losses_K[k - 1 : k + 2].tolist()
+        loss = functools.cache(self._loss)
+        last = len(TEMPERATURES) - 1
+        k = bisect.bisect_left(range(last), True, key=lambda k: loss(k) <= loss(k + 1))
+        k = min(max(k, 1), last - 1)
+        left, middle, right = (loss(k + offset) for offset in (-1, 0, 1))
+        if not math.isfinite(left + middle + right):
+            return None
         curvature = left - 2 * middle + right
         offset = min(1.0, max(-1.0, (left - right) / (2 * curvature))) if curvature > 0 else 0.0
         return float(TEMPERATURES[k] * (TEMPERATURES[1] / TEMPERATURES[0]) ** offset)
+
+    def _loss(self, k: int) -> float:
+        """Return the summed loss at one of `TEMPERATURES`."""
+        return sum(
+            float(nn.functional.cross_entropy(logits_NC.double() / TEMPERATURES[k], labels_N, reduction="sum"))
+            for logits_NC, labels_N in self._batches
+        )
 
 
 def batches(samples: Samples, order: NDArray[np.int64]) -> Iterator[tuple[Any, Any]]:

@@ -25,7 +25,13 @@ POWER_ITERATIONS = 30  # twice as many as torch's own at a layer's start, from a
 FORGOTTEN = 0.999  # a statistic that keeps more of its first value than this adds up rather than forgets
 
 
-def set_buffers(module: nn.Module, began: nn.Module, program: Program, network: Sequence[Tensor]) -> None:
+def set_buffers(
+    module: nn.Module,
+    began: nn.Module,
+    program: Program,
+    network: Sequence[Tensor],
+    most: int = STATISTICS_SAMPLES,
+) -> None:
     """Set every buffer of the assembled network, and leave it in evaluation mode.
 
     Args:
@@ -33,6 +39,7 @@ def set_buffers(module: nn.Module, began: nn.Module, program: Program, network: 
         began: The module before training, whose buffers are those that training does not change.
         program: The run's program.
         network: The network's values: parameters, then buffers that travelled, in the layout's order.
+        most: Samples to estimate statistics from, at most.
     """
     travelled = {t.name: value for t, value in zip(program.layout.tensors, network, strict=True) if t.buffer}
     for name, buffer in began.named_buffers():
@@ -41,7 +48,7 @@ def set_buffers(module: nn.Module, began: nn.Module, program: Program, network: 
         tensor_of(module, name).copy_(value.round() if whole_numbers else value)
     turn_singular_vectors(module)
     estimated = [name for name, kind in program.buffers.items() if kind == "estimate"]
-    estimate_statistics(module, program.source.open(), program.training.seed, estimated)
+    estimate_statistics(module, program.source.open(), program.training.seed, estimated, most)
 
 
 @torch.no_grad()
@@ -64,7 +71,9 @@ def turn_singular_vectors(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def estimate_statistics(module: nn.Module, samples: Samples, seed: int, names: Sequence[str] = ()) -> None:
+def estimate_statistics(
+    module: nn.Module, samples: Samples, seed: int, names: Sequence[str] = (), most: int = STATISTICS_SAMPLES
+) -> None:
     """Estimate running statistics of the whole network, and leave it in evaluation mode.
 
     A layer that the user has put into evaluation mode keeps its statistics (see `modules.in_training`).
@@ -75,6 +84,7 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int, names: S
         samples: The training data.
         seed: The run's seed.
         names: Buffers to estimate beside those of torch's own norms; all others stay as they are.
+        most: Samples to estimate them from, at most.
     """
     in_training(module)
     own = {*names, *_statistics_of(module, nn.modules.instancenorm._InstanceNorm)}
@@ -82,7 +92,7 @@ def estimate_statistics(module: nn.Module, samples: Samples, seed: int, names: S
     if not own and not norms:
         module.eval()
         return  # and a stream is not read for nothing
-    order = generator(seed, "statistics").permutation(len(samples))[:STATISTICS_SAMPLES]
+    order = generator(seed, "statistics").permutation(len(samples))[:most]
     order = order[: len(order) - (len(order) % EVALUATION_BATCH == 1)]
     began = {name: buffer.clone() for name, buffer in module.named_buffers()}
 

@@ -193,7 +193,9 @@ def _describe_reason(event: Record) -> str:
 
 _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
     "run_started": _describe_start,
-    "evaluated": lambda e: f"round {e['round']}: {score_text(e['accuracy'], e['loss'], metrics=e.get('metrics'))}",
+    "evaluated": lambda e: (
+        f"round {e['round']}: {score_text(e['accuracy'], e['loss'], metrics=e.get('metrics'))}{_on(e.get('samples'))}"
+    ),
     "phase_started": lambda e: (
         f"phase {e['phase']} begins with round {e['round']}: {e['subnets']} subnets"
         + (f", every neuron in {e['copies']}" if e["copies"] > 1 else "")
@@ -294,11 +296,18 @@ def score_text(
     return ", ".join(parts) or "not evaluated"
 
 
+def _on(samples: int | None) -> str:
+    """Format the number of test samples of a score, where not all were used."""
+    return "" if samples is None else f" on {samples} test samples"
+
+
 def _last_score(summary: Summary) -> str:
     """Format the last evaluation, and the number of rounds done if there are more."""
     scores = summary.calibration_error, summary.temperature, summary.constant_loss, summary.metrics
     text = score_text(summary.accuracy, summary.loss, *scores)
-    at = summary.curve[-1].round if summary.curve else summary.rounds
+    at = summary.rounds
+    if summary.curve:
+        text, at = text + _on(summary.curve[-1].samples), summary.curve[-1].round
     return f"{text} after {at} rounds" + (f" ({summary.rounds} are done)" if at != summary.rounds else "")
 
 

@@ -38,7 +38,8 @@ and `kind`. The kinds and their fields:
                      the last step), under preemption.policy: rolling least_trained (the least steps of a neuron, over
                      the mean's), and with a forecast expected (likewise)
     evaluated        round, accuracy, loss, calibration_error, temperature, constant_loss (of the best prediction that
-                     is the same for all samples), metrics (by name; null where one is no number), seconds
+                     is the same for all samples), metrics (by name; null where one is no number), samples (of the
+                     test data, if not all were used), seconds
     best             round, metric, value (the best network so far; its snapshot is kept)
     warning          round, reason (the assembled network is much worse than its subnets)
     snapshot         round, seconds

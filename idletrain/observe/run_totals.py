@@ -19,6 +19,7 @@ class Evaluation(NamedTuple):
     accuracy: float | None
     loss: float
     metrics: Mapping[str, float | None] = MappingProxyType({})
+    samples: int | None = None  # of the test data, if not all were used
 
 
 class Preemption(NamedTuple):

@@ -251,8 +251,8 @@ def _evaluated(summary: RunTotals, event: Record) -> None:
     summary.accuracy, summary.loss = event["accuracy"], event["loss"]
     summary.calibration_error, summary.temperature = event.get("calibration_error"), event.get("temperature")
     summary.constant_loss, summary.metrics = event.get("constant_loss"), event.get("metrics", {})
-    point = Evaluation(event["round"], summary.seconds, event["accuracy"], event["loss"], summary.metrics)
-    summary.curve.append(point)
+    scores = event["accuracy"], event["loss"], summary.metrics
+    summary.curve.append(Evaluation(event["round"], summary.seconds, *scores, event.get("samples")))
 
 
 def _best(summary: RunTotals, event: Record) -> None:

@@ -151,7 +151,7 @@ class Commits:
 
         async def evaluate_copy() -> None:
             if command.evaluate:
-                await self._evaluator.run(network)
+                await self._evaluator.run(network, quick=True)
             if command.snapshot:
                 await asyncio.to_thread(network.estimate)
                 await self._run.directory.complete_snapshot(network.round, network.module)

@@ -132,3 +132,27 @@ def test_a_loss_that_raises_on_the_head_ends_the_run_in_a_sentence_that_the_reco
     assert re.fullmatch(rf"{told}; fix it, and go on with resume=True", str(caught.value)), caught.value
     (ended,) = [event for event in events if event["kind"] == "run_ended"]
     assert (ended["status"], ended["reason"]) == ("failed", str(caught.value).replace("resume=True", "--resume"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "before"),
+    [({}, 2048), ({"stop": {"metric": "loss"}}, None), ({"metrics": {"slow": (Slow(0.0), "higher")}}, None)],
+    ids=["nothing depends on them", "the best network does", "a metric of the job"],
+)
+def test_before_the_last_round_2048_test_samples_are_used_unless_something_needs_all(
+    tmp_path: Path, settings: dict[str, Any], before: int | None
+) -> None:
+    """The network stays as it is, so that losses differ only by their samples."""
+    events: list[Any] = []
+    train, (x, y) = digits()
+    test = np.tile(x, (6, 1))[:2500], np.tile(y, 6)[:2500]
+    idletrain.fit(
+        net()[0:1], train, test, method="local-sgd", subnets=1, local_steps=1, rounds=4, evaluate_every=1, workers=1,
+        run_dir=tmp_path, optimizer={"name": "sgd", "lr": 1e-30}, on_event=events.append, **settings,
+    )  # fmt: skip
+    *earlier, last = [event for event in events if event["kind"] == "evaluated"]
+    assert {event.get("samples") for event in earlier} == {before}
+    assert last.get("samples") is None
+    losses = {event["loss"] for event in earlier}
+    assert len(losses) == 1  # the same samples in all rounds
+    assert (losses == {last["loss"]}) is (before is None)
