@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from idletrain.errors import JobError
 from idletrain.nn.data import batches
-from idletrain.nn.data.arrays import Samples
+from idletrain.nn.data.arrays import ArraySource, ArrayTree, Samples
 from idletrain.nn.data.seeding import seed_everything
 from idletrain.nn.ist.modules import copied, in_training, set_buffer, tensor_of
 from idletrain.nn.ist.randomness import generator, key
@@ -159,7 +159,8 @@ class LocalSteps:
         if self.planned:
             (batch,) = self._micro_batches(samples, reads, step)
             return self.planned.step(*batch, last=step + 1 == self._phase.local_steps)
-        self.module.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
         loss = self._backward(self._micro_batches(samples, reads, step), sum(len(index) for index, _ in reads))
         moved = [i for i in self._trained if self._parameters[i].grad is not None]
         if (most := self._training.optimizer.clip_norm) is not None:
@@ -179,7 +180,8 @@ class LocalSteps:
         """Yield inputs and target of a step's micro-batches; random numbers are seeded for each, and for its step."""
         number = 0
         for index, seed in reads:
-            seed_everything(seed)
+            if not isinstance(samples, ArraySource | ArrayTree):  # which draw no random numbers
+                seed_everything(seed)
             batch = samples.batch(index)
             whole = len(index)
             size = whole if self.planned else min(whole, self._program.micro_batch or whole)

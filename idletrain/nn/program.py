@@ -127,8 +127,11 @@ class Program:
 
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate at a step, counted from the start of the run."""
-        training = self.training
-        return schedule.factor(training.optimizer, step, training.steps, self.schedule)
+        return schedule.factor(self.training.optimizer, step, self._steps, self.schedule)
+
+    @functools.cached_property
+    def _steps(self) -> int:
+        return self.training.steps
 
     def local_steps(self, round_: int) -> int:
         """Return how many steps each subnet takes in a round."""

@@ -70,7 +70,8 @@ class ArraySource:
         return len(self.x)
 
     def batch(self, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        return as_input(self.x[index], integers=self.integers), as_label(self.y[index])
+        x, y = np.asarray(self.x), np.asarray(self.y)  # indexing a np.memmap itself takes 15 us longer
+        return as_input(x[index], integers=self.integers), as_label(y[index])
 
     @property
     def parts(self) -> dict[str, Array]:

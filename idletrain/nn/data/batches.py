@@ -72,7 +72,7 @@ def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
             return _with_fields(leaf, {name: map_parts(function, part) for name, part in named.items()})
         return leaf
 
-    return tree_map(at, value)
+    return function(value) if isinstance(value, Tensor) else tree_map(at, value)
 
 
 def map_leaves(function: Callable[[str, Any], Any], value: Any, name: str = "") -> Any:
