@@ -1,10 +1,9 @@
 """Compare the core-seconds of whole runs with those of a bare torch loop of the same steps.
 
 The job of `idletrain demo`, as `idletrain launch` runs it on this machine: without churn, and with a worker taken every
-15 s. Beside it two processes make as many steps on subnets of the same width in a plain loop (`local_steps.bare`), one
-thread each.
-Core-seconds are those that Linux counts, imports included, by role: the head, its scheduler, the parent of its workers,
-and of the workers the main thread and the others, one of which trains.
+15 s. Before and after each run two processes make as many steps on subnets of the same width in a plain loop
+(`local_steps.bare`), one thread each. Core-seconds are those that Linux counts, imports included, by role: the head,
+its scheduler, the parent of its workers, and of the workers the main thread and the others, one of which trains.
 
     python -m benchmarks.efficiency [--tiny] [--json FILE]
 
@@ -16,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -163,26 +163,34 @@ def bare_loops(tree: Mapping[str, Any], steps: int, processes: int) -> dict[str,
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Measure and report."""
+    """Measure and report; the bare loop runs before and after each run, whose pace the machine's changes."""
     options, preset = with_preset(__doc__, argv, FULL, TINY)
     training = parse_job({**preset.job, "checkpoint": {"to": "."}}).training
     steps = round(training.subnets * (1 + training.slack)) * training.local_steps * training.rounds
-    plain = bare_loops(preset.job, steps, preset.loops)
-    figures, runs = [Figure(f"bare loop: core-seconds of {steps:,} steps", plain["core_seconds"], "s")], []
+    runs, plain = [], [bare_loops(preset.job, steps, preset.loops)]
     for workers in preset.workers:
         for churn, target in preset.churn:
-            run = {"workers": workers, "churn": churn, **launched(preset.job, workers, churn)}
-            runs.append(run)
-            name = f"{workers} workers" + (f", one taken every {churn} s" if churn else "")
-            figures += [
-                Figure(f"{name}: core-seconds", run["core_seconds"], "s"),
-                Figure(f"{name}: wall seconds / bare loop's", run["seconds"] / plain["seconds"], ""),
-                *(Figure(f"{name}: {role}", used, "s") for role, used in run["roles"].items()),
-                at_least(
-                    f"{name}: bare loop's core-seconds / run's", plain["core_seconds"] / run["core_seconds"], "", target
-                ),
-            ]
+            runs.append({"workers": workers, "churn": churn, "target": target, **launched(preset.job, workers, churn)})
+            plain.append(bare_loops(preset.job, steps, preset.loops))
+    used = [loops["core_seconds"] for loops in plain]
+    figures = [Figure(f"bare loop: core-seconds of {steps:,} steps", statistics.median(used), "s", samples=used)]
+    for run, before, after in zip(runs, plain, plain[1:], strict=False):
+        figures += figures_of(run, {name: (before[name] + after[name]) / 2 for name in before})
     return report("efficiency", options, figures, bare=plain, runs=runs)
+
+
+def figures_of(run: Mapping[str, Any], plain: Mapping[str, float]) -> list[Figure]:
+    """Return the figures of a run beside those of the bare loops around it."""
+    name = f"{run['workers']} workers" + (f", one taken every {run['churn']} s" if run["churn"] else "")
+    return [
+        Figure(f"{name}: core-seconds", run["core_seconds"], "s"),
+        Figure(f"{name}: wall seconds / bare loop's", run["seconds"] / plain["seconds"], ""),
+        Figure(f"{name}: goodput", 100 * run["summary"]["goodput"], "%"),
+        *(Figure(f"{name}: {role}", seconds, "s") for role, seconds in run["roles"].items()),
+        at_least(
+            f"{name}: bare loop's core-seconds / run's", plain["core_seconds"] / run["core_seconds"], "", run["target"]
+        ),
+    ]
 
 
 if __name__ == "__main__":
