@@ -32,12 +32,13 @@ class Template(StrEnum):
 
 
 class Infra(StrEnum):
-    """A folder of `infra`."""
+    """A folder of `infra`, or certificates, which are new each time."""
 
     AWS = "aws"
     GRAFANA = "grafana"
     IDLE = "idle"
     IMAGE = "image"
+    TLS = "tls"
 
 
 @app.command(rich_help_panel="Start")
@@ -71,11 +72,21 @@ def fields(
 @app.command(rich_help_panel="Start")
 def infra(
     kind: Annotated[
-        Infra, typer.Argument(help="For an AWS account, the image of its machines, Grafana, or an idle machine.")
+        Infra,
+        typer.Argument(
+            help="For an AWS account, the image of its machines, Grafana, an idle machine, or TLS between machines."
+        ),
     ],
     to: Annotated[Path, typer.Option(help="Where to write it.", metavar="DIR")] = Path(),
 ) -> None:
-    """Write the files that prepare an AWS account, make its image, show runs in Grafana, or lend an idle machine."""
+    """Write the files that prepare an AWS account, make its image, show runs in Grafana, lend an idle machine, or
+    certificates for machines that talk by TLS.
+    """
+    if kind is Infra.TLS:
+        from idletrain.cluster.machine_certificates import write_certificates
+
+        typer.echo(f"{to} has {', '.join(write_certificates(to))}, valid for a year")
+        return
     typer.echo(f"{to} has {', '.join(_write(INFRA / kind, to, with_wheel=kind is Infra.IMAGE))}")
 
 

@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 
 from idletrain.cli.main import app
 from idletrain.cluster import access
+from idletrain.cluster.identity import OPTIONS
 from idletrain.fabric.analysis.samples import Fabric, Point
 
 PATIENCE_SECONDS = 240.0
@@ -138,7 +139,7 @@ class Shell:
         if self.watched and (self.folder / "runs" / run).exists():
             reached = access.find(self.folder / "runs" / run)
             names |= {"tls://head.example.org:8786": reached.scheduler, "http://127.0.0.1:8787": self._page(run)}
-            names |= {"ca.pem": str(reached.ca_file), "cert.pem": str(reached.cert), "key.pem": str(reached.key)}
+            names |= {f"worker/{part}": str(getattr(reached, part.replace("-", "_"))) for part in OPTIONS}
         for printed, name in (names | {"RUN1": run, "RUN2": run, "RUN/": f"runs/{run}/", "RUN": run}).items():
             line = line.replace(printed, name)
         return line
