@@ -83,7 +83,7 @@ def infra(
     certificates for machines that talk by TLS.
     """
     if kind is Infra.TLS:
-        from idletrain.cluster.machine_certificates import write_certificates
+        from idletrain.cli.machine_certificates import write_certificates
 
         typer.echo(f"{to} has {', '.join(write_certificates(to))}, valid for a year")
         return

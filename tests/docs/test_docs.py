@@ -52,7 +52,7 @@ NOT_HERE = {
     "python workflows/build_centre_word.py": "it reads two Debian packages, of which one is large",
     "idletrain launch workflows/centre-word.yaml": "it trains for an hour on the data set of the line before",
     "idletrain worker tls://head.example.org:8786 --when-idle": "it begins when others leave the machine alone",
-    "dask scheduler --host tls://": "it listens beyond this machine; tests/cluster/test_machine_certificates.py does it",
+    "dask scheduler --host tls://": "it listens beyond this machine; tests/cli/test_machine_certificates.py does it",
     "idletrain launch JOB --scheduler tls://": "the same",
     "export": "it is for the commands after it",
     "idletrain fabric": "it measures for a minute, and with `full` for hours; tests/cli/test_fabric.py does it",

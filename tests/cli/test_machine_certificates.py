@@ -16,7 +16,7 @@ import yaml
 from rehearsal import eventually
 
 from idletrain.cluster.identity import OPTIONS
-from idletrain.cluster.machine_certificates import write_certificates
+from idletrain.cli.machine_certificates import write_certificates
 from idletrain.errors import JobError
 
 JOB = {
