@@ -240,6 +240,7 @@ class TensorBoard:
         """Write the metric's values; the file is created with the first."""
         from tensorboardX.event_file_writer import EventsWriter  # without a thread of its own, as this is one already
         from tensorboardX.proto.event_pb2 import Event as Point
+        from tensorboardX.proto.summary_pb2 import Summary as Scalars
         from tensorboardX.summary import scalar
 
         if self._writer is None and metric.values:
@@ -247,8 +248,8 @@ class TensorBoard:
             self._writer = EventsWriter(str(self._folder / "events"))
         if self._writer is None:
             return
-        for name, value in metric.values.items():
-            self._writer.write_event(Point(wall_time=metric.t, step=metric.step, summary=scalar(name, value)))
+        scalars = Scalars(value=[part for name, value in metric.values.items() for part in scalar(name, value).value])
+        self._writer.write_event(Point(wall_time=metric.t, step=metric.step, summary=scalars))
         self._writer.flush()
         if metric.kind == "end":
             self._writer.close()
