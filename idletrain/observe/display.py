@@ -367,12 +367,12 @@ def bar_of(value: float, low: float, high: float) -> str:
 
 
 def _workers(summary: Summary) -> Table:
-    table = Table.grid(padding=(0, 2))
+    table, is_slow = Table.grid(padding=(0, 2)), status.slowness(summary)
     for worker in summary.workers.values():
         if worker.left is None:
             age = f"{summary.seconds - worker.joined:.0f} s"
             pace = "" if worker.pace is None else f"{worker.pace:.0f} steps/s"
-            pace = f"[yellow]slow: {pace}" if status.is_slow(summary, worker) else pace
+            pace = f"[yellow]slow: {pace}" if is_slow(worker) else pace
             state, subnet = WORKER_STATES[worker.noticed], worker.subnet or "idle"
             table.add_row(worker.name, worker.device, age, state, subnet, pace)
     return table

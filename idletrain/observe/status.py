@@ -18,9 +18,10 @@ Pure. Numbers that are not finite are null; times are in seconds.
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from idletrain.observe import cost
@@ -123,10 +124,18 @@ def waits_for(summary: Summary) -> str:
     return f"subnet {number} on {worker.name} ({cell.steps} of {summary.local_steps_each} steps)"
 
 
-def is_slow(summary: Summary, worker: WorkerView) -> bool:
-    """Return whether a worker takes less than half as many steps a second as the median of the others."""
-    others = [w.pace for w in summary.workers.values() if w.left is None and w.pace is not None and w is not worker]
-    return worker.pace is not None and bool(others) and worker.pace < SLOW_PACE * statistics.median(others)
+def slowness(summary: Summary) -> Callable[[WorkerView], bool]:
+    """Return what tells whether a worker takes less than half as many steps a second as the median of the others."""
+    paces = sorted(w.pace for w in summary.workers.values() if w.left is None and w.pace is not None)
+
+    def is_slow(worker: WorkerView) -> bool:
+        if worker.left is not None or worker.pace is None or len(paces) < 2:
+            return False
+        own, middle = bisect.bisect_left(paces, worker.pace), (len(paces) - 1) // 2
+        others = [paces[at + (at >= own)] for at in ((middle,) if len(paces) % 2 == 0 else (middle - 1, middle))]
+        return worker.pace < SLOW_PACE * statistics.mean(others)
+
+    return is_slow
 
 
 def thinned(items: Sequence[T], limit: int) -> list[T]:
@@ -183,9 +192,10 @@ def _workers(summary: Summary, seconds: float, departed: Sequence[WorkerView]) -
     """Return the rows of alive workers, joining ones, and those that left last."""
     prices = {e["instance"]: e["usd_per_hour"] for e in summary.machines if e.get("usd_per_hour") is not None}
     alive = [(address, worker) for address, worker in summary.workers.items() if worker.left is None]
+    is_slow = slowness(summary)
     last = sorted(departed, key=lambda worker: -(worker.left or 0.0))[:GONE_SHOWN]
     return [
-        *(_worker(summary, address, worker, seconds, prices) for address, worker in alive),
+        *(_worker(summary, address, worker, seconds, prices, slow=is_slow(worker)) for address, worker in alive),
         *(_row(address, address, "joining", seconds - since) for address, since in summary.joining.items()),
         *(_row("", name, "joining", None, usd_per_hour=prices.get(name)) for name in _booting(summary)),
         *(_worker(summary, "", worker, seconds, prices) for worker in last),
@@ -201,7 +211,13 @@ def _booting(summary: Summary) -> list[str]:
 
 
 def _worker(
-    summary: Summary, address: str, worker: WorkerView, seconds: float, prices: dict[str, float]
+    summary: Summary,
+    address: str,
+    worker: WorkerView,
+    seconds: float,
+    prices: dict[str, float],
+    *,
+    slow: bool = False,
 ) -> dict[str, Any]:
     round_, _, number = worker.subnet.partition("/")
     cells = summary.grid.get(int(round_), []) if worker.subnet else []
@@ -214,7 +230,7 @@ def _worker(
         device=worker.device,
         memory_bytes=worker.memory_bytes,
         pace=worker.pace,
-        slow=not departed and is_slow(summary, worker),
+        slow=slow,
         link_bytes_per_second=worker.link_bytes_per_second,
         usd_per_hour=prices.get(cloud_machine_of(worker.name)),
         subnet=worker.subnet,

@@ -302,7 +302,7 @@ class Coordinator:
         return self._sizing.misfit(capacity)
 
     def _on_joined(self, address: str) -> None:
-        capacity = self._sizing.capacities()[address]
+        capacity = self._sizing.capacity(address)
         joined = protocol.WorkerJoined(
             now=time.monotonic(),
             worker=address,

@@ -35,11 +35,12 @@ class SubnetSizing:
 
     def capacities(self) -> dict[str, Capacity]:
         """Return what the workers that are here bring, within the job's memory budget for each."""
-        budget = self._job.memory.budget or sys.maxsize
-        return {
-            address: replace(capacity, memory_bytes=min(capacity.memory_bytes, budget))
-            for address, capacity in self._measured.items()
-        }
+        return {address: self.capacity(address) for address in self._measured}
+
+    def capacity(self, address: str) -> Capacity:
+        """Return what a worker brings that is here."""
+        measured = self._measured[address]
+        return replace(measured, memory_bytes=min(measured.memory_bytes, self._job.memory.budget or sys.maxsize))
 
     def plan(self) -> tuple[tuple[SubnetSpec, ...], ...]:
         """Plan the subnets of every phase for the workers that are here; return nothing for a job without phases.
@@ -123,13 +124,13 @@ class SubnetSizing:
 
     def misfits(self, state: RoundState) -> Iterator[str]:
         """Say which subnets wait because no worker is large enough, or too few are there to take them together."""
-        capacities = self.capacities()
-        if not capacities:
+        if not state.subnets.waiting or not self._measured:
             return
+        capacities = self.capacities()
         if state.rules.lockstep:
             cohort = lockstep_rules.lockstep_cohort(state)
             alike = {address: capacity for address, capacity in capacities.items() if capacity.cohort == cohort}
-            if state.subnets.waiting and len(alike) < len(state.subnets):
+            if len(alike) < len(state.subnets):
                 here = f"{len(capacities)} workers are here"
                 here += f", {len(alike)} alike" if len(alike) < len(capacities) else ""
                 yield f"{len(state.subnets)} subnets in lockstep need a worker each, whose machines are alike; {here}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from dataclasses import dataclass
 from typing import Literal
@@ -50,6 +51,7 @@ class LeaseSpec:
         return since_last > self.progress_seconds and seconds_left > transfer_seconds
 
 
+@functools.cache
 def version() -> str:
     """Return the installed package's version."""
     return importlib.metadata.version("idletrain")

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from rehearsal import eventually
 
-from idletrain.cluster.identity import OPTIONS
 from idletrain.cli.machine_certificates import write_certificates
+from idletrain.cluster.identity import OPTIONS
 from idletrain.errors import JobError
 
 JOB = {
@@ -84,5 +84,5 @@ def test_only_their_user_reads_them_and_none_are_written_over(tmp_path: Path) ->
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(JobError, match="cannot be written .*; name another folder"):
+    with pytest.raises(JobError, match=r"cannot be written .*; name another folder"):
         write_certificates(tmp_path / "file")
