@@ -1,4 +1,4 @@
-"""Import what takes seconds: with a word if it does, and with Ctrl-C held back.
+"""Keep a Ctrl-C from tearing an import, and from being lost; say a word where something takes long.
 
 A module whose import was stopped halfway cannot be used in that process any more.
 """
@@ -6,6 +6,7 @@ A module whose import was stopped halfway cannot be used in that process any mor
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 SILENT_SECONDS = 1.0
+AGAIN_SECONDS = 0.1
 
 
 @contextlib.contextmanager
@@ -23,6 +25,30 @@ def interrupts_held() -> Iterator[None]:
     """
     with _held() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
         yield
+
+
+@contextlib.contextmanager
+def lost_interrupts_repeated() -> Iterator[None]:
+    """Within the context, raise a Ctrl-C once more that Python has ignored.
+
+    It ignores what a destructor raises, and what some native code does, such as pydantic's while it builds a schema;
+    the KeyboardInterrupt of a Ctrl-C at that moment, too.
+    """
+    before = sys.unraisablehook
+
+    def repeat(ignored: Any) -> None:
+        if not issubclass(ignored.exc_type, KeyboardInterrupt):
+            before(ignored)
+            return
+        again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager

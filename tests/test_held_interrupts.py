@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from idletrain import held_interrupts
-from idletrain.held_interrupts import interrupts_held, notice_if_slow
+from idletrain.held_interrupts import interrupts_held, lost_interrupts_repeated, notice_if_slow
 
 
 def test_an_interrupt_is_raised_after_what_it_would_have_torn() -> None:
@@ -29,6 +30,36 @@ def test_an_interrupt_is_raised_after_what_it_would_have_torn() -> None:
         work()
     assert done
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_python_ignores_is_raised_again() -> None:
+    class Torn:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    before = sys.unraisablehook
+    with lost_interrupts_repeated():
+        with pytest.raises(KeyboardInterrupt):
+            _wait_for(Torn())
+        assert sys.unraisablehook is not before
+    assert sys.unraisablehook is before
+
+
+def _wait_for(torn: object) -> None:
+    del torn  # whose destructor is interrupted
+    time.sleep(5)
+
+
+def test_other_errors_that_python_ignores_are_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulty:
+        def __del__(self) -> None:
+            raise ValueError("of a destructor")
+
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda ignored: told.append(ignored.exc_value))
+    with lost_interrupts_repeated():
+        Faulty()
+    assert [str(error) for error in told] == ["of a destructor"]
 
 
 def test_an_error_within_is_raised_as_it_is() -> None:

@@ -18,6 +18,7 @@ from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, s
 from idletrain.cli.printing import tell
 from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError, is_interrupt, own_traceback
+from idletrain.held_interrupts import lost_interrupts_repeated
 
 BUG_EXIT = 3
 # This machine, and EC2's metadata service: no proxy knows them. Names, as libraries know no address ranges here.
@@ -52,7 +53,8 @@ def main() -> None:
     """Run the command line; the one place where errors become exit codes."""
     bypass_proxies(os.environ)
     try:
-        sys.exit(app(standalone_mode=False))
+        with lost_interrupts_repeated():
+            sys.exit(app(standalone_mode=False))
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the one place for bugs)
         sys.exit(_tell(error))
     finally:  # else `python -m` ends by SIGINT after Ctrl-C inside a string that exec runs, as dataclasses do on import
