@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -97,14 +96,13 @@ class Evaluator:
 
         Args:
             of: The network.
-            quick: Whether `QUICK_SAMPLES` of the test data and of the training data for statistics are enough; to
-                metrics of the job and to `on_evaluate` they are not.
+            quick: Whether `QUICK_SAMPLES` of the test data, and as many for statistics, are enough.
         """
-        quick = quick and not self._metrics and self._on_evaluate is None and self._test_is_large
         started = time.monotonic()
-        self.score, warning, tallies = await asyncio.to_thread(self._evaluate, of, quick=quick)
+        numbers = await asyncio.to_thread(self._quick_numbers) if quick else None
+        self.score, warning, tallies = await asyncio.to_thread(self._evaluate, of, numbers)
         if self.score:
-            fewer = {"samples": len(self._quick_samples)} if quick else {}
+            fewer = {} if numbers is None else {"samples": len(numbers)}
             seconds = time.monotonic() - started
             self._run.record("evaluated", round=of.round, **asdict(self.score), **fewer, seconds=seconds)
         if warning:
@@ -122,26 +120,25 @@ class Evaluator:
             self._run.record("warning", round=round_, reason=f"{faults[name]}{what}")
         self._faulty |= faults.keys()
 
-    @functools.cached_property
-    def _test_is_large(self) -> bool:
-        return self._test is not None and len(self._test.open()) > QUICK_SAMPLES
+    def _quick_numbers(self) -> NDArray[np.int64] | None:
+        """The test samples of a quick evaluation, always the same; None for all, as the job's own measures need."""
+        if self._test is None or self._metrics or self._on_evaluate:
+            return None
+        with _running():
+            samples = len(self._test.open())
+        drawn = generator(self._run.program.training.seed, "evaluation").permutation(samples)
+        return np.sort(drawn[:QUICK_SAMPLES]) if samples > QUICK_SAMPLES else None
 
-    @functools.cached_property
-    def _quick_samples(self) -> NDArray[np.int64]:
-        """The numbers of the test data's samples that a quick evaluation uses, always the same."""
-        assert self._test is not None
-        drawn = generator(self._run.program.training.seed, "evaluation").permutation(len(self._test.open()))
-        return np.sort(drawn[:QUICK_SAMPLES])
-
-    def _evaluate(self, of: CommittedNetwork, *, quick: bool) -> tuple[Score | None, str | None, Sequence[Tally]]:
+    def _evaluate(
+        self, of: CommittedNetwork, numbers: NDArray[np.int64] | None
+    ) -> tuple[Score | None, str | None, Sequence[Tally]]:
         program = self._run.program
         compared, tallies = of.subnet_loss if not self._warned else None, [Tally(metric) for metric in self._metrics]
         if self._test is None and compared is None and self._on_evaluate is None:
             return None, None, ()
-        of.estimate(QUICK_SAMPLES if quick else STATISTICS_SAMPLES)
+        of.estimate(STATISTICS_SAMPLES if numbers is None else QUICK_SAMPLES)
         samples = program.source.open()
         with _running():
-            numbers = self._quick_samples if quick else None
             result = score(of.module, self._test.open(), program.loss, tallies, numbers) if self._test else None
         if self._on_evaluate:
             _call_back(self._on_evaluate, of, result)
