@@ -173,6 +173,8 @@ def check_command(line: str) -> None:
         assert reached in done.stderr, f"{line}: {done.stderr}"
     elif program == "python" and not runs_here(line):
         parse_program(arguments)
+    elif program == "export":
+        assert all(re.fullmatch(r"[A-Z_]+=\S+", argument) for argument in arguments), line
     else:
         assert program in {"aws", "curl", "dask", "docker", "python"}, f"{line}: no test knows {program}"
 
