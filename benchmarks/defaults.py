@@ -41,6 +41,7 @@ ALTERNATIVES: Mapping[str, tuple[Mapping[str, Any], float]] = {
     DEFAULT: ({}, 1),
     "state reset": ({"state": "reset"}, 1),
     "50 warm-up steps": ({"warmup_steps": 50}, 1),
+    "half of the local steps": ({}, 0.5),
     "a fifth of the local steps": ({}, 0.2),
     "four times the local steps": ({}, 4),
 }
