@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 from idletrain.exchange.admission import MIN_HOLDERS
 from idletrain.observe.record_fields import ROUND_PARTS
 
-# Numbers of local steps to try, and the largest ones that do not cost accuracy: the most that paid off in
-# benchmarks/sweep.py (INTERVALS, IST_INTERVALS; results/time_to_accuracy.json).
+# Numbers of local steps to try. The most of a method are those that paid off in benchmarks/sweep.py (INTERVALS,
+# IST_INTERVALS; results/time_to_accuracy.json); the fewest of ist those with which its loss is 1 % higher than with 50,
+# where 10 cost 3 to 11 % (results/defaults.json): a subnet has to settle before it is cut again.
 TRIED_STEPS = (1, 2, 5, 10, 25, 50, 100)
+LEAST_STEPS = {"ist": 25, "local-sgd": 1}
 MAX_STEPS = {"ist": 100, "local-sgd": 50}
 # Local steps of a subnet that are worth one step of the whole network: as many as there are subnets, and beyond three
 # subnets growing with the square root only (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight
@@ -226,9 +228,12 @@ def _link_seconds(size: int, encoding: str, plain: int, active: int, alone: floa
 
 
 def min_steps(option: TrainingOption, fleet: FleetFigures, allowed: Sequence[int]) -> int:
-    """Return the fewest local steps whose rounds spend at most a fifth on the exchange, or else the most allowed."""
-    limit = MAX_STEPS[option.method]
-    candidates = [steps for steps in sorted(allowed) if steps <= limit] or [min(allowed)]
+    """Return the fewest local steps whose rounds spend at most a fifth on the exchange, or else the most allowed.
+
+    They are within what the method learns well with, unless the job allows no such number.
+    """
+    least, most = LEAST_STEPS[option.method], MAX_STEPS[option.method]
+    candidates = [steps for steps in sorted(allowed) if least <= steps <= most] or [min(allowed)]
     return next((s for s in candidates if forecast_round(option, s, fleet).exchange_share <= AMORTISED), candidates[-1])
 
 

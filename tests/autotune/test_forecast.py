@@ -109,9 +109,10 @@ def test_a_round_takes_time_and_a_quicker_link_never_more(
 def test_the_fewest_steps_that_are_enough_are_taken(option: TrainingOption, fleet: FleetFigures) -> None:
     steps = forecast.min_steps(option, fleet, forecast.TRIED_STEPS)
     share = forecast.forecast_round(option, steps, fleet).exchange_share
-    assert steps <= forecast.MAX_STEPS[option.method]
-    assert share <= forecast.AMORTISED or steps == forecast.MAX_STEPS[option.method]
-    fewer = [s for s in forecast.TRIED_STEPS if s < steps]
+    least, most = forecast.LEAST_STEPS[option.method], forecast.MAX_STEPS[option.method]
+    assert least <= steps <= most
+    assert share <= forecast.AMORTISED or steps == most
+    fewer = [s for s in forecast.TRIED_STEPS if least <= s < steps]
     assert all(forecast.forecast_round(option, s, fleet).exchange_share > forecast.AMORTISED for s in fewer)
 
 
@@ -141,7 +142,7 @@ def test_more_subnets_than_nodes_have_to_be_worth_the_rounds_that_they_take() ->
 
 
 def test_over_fast_links_whole_networks_are_averaged() -> None:
-    choice = forecast.choose_option([whole(8_000_000, 0.1), ist(8, 260_000, 0.02)], LOOPBACK)
+    choice = forecast.choose_option([whole(8_000_000, 0.08), ist(8, 260_000, 0.02)], LOOPBACK)
     assert choice.option.method == "local-sgd"
     assert choice.local_steps <= 10
 
@@ -149,6 +150,11 @@ def test_over_fast_links_whole_networks_are_averaged() -> None:
 def test_where_the_exchange_is_next_to_nothing_it_happens_at_every_step() -> None:
     choice = forecast.choose_option([whole(40_000, 1.0)], LOOPBACK)
     assert (choice.name, choice.local_steps) == ("data parallel", 1)
+
+
+def test_subnets_settle_before_they_are_cut_again_however_fast_the_link_is() -> None:
+    assert forecast.choose_option([ist(size=40_000, step=1.0)], LOOPBACK).local_steps == forecast.LEAST_STEPS["ist"]
+    assert forecast.choose_option([ist(size=40_000, step=1.0)], LOOPBACK, (7,)).local_steps == 7
 
 
 def test_codes_are_taken_where_the_link_is_what_counts() -> None:
