@@ -7,7 +7,7 @@ length beyond the sleep. On few cores that holds the workers' own CPU time too, 
     python -m benchmarks.scale [--workers 8,32,100,300,1000] [--tiny] [--json FILE]
 
 CPU time is divided into what a round costs (leases, exchange, commit) and what a second costs while all train
-(beats, heartbeats); lines through the sizes give the cost of one more worker, and so the number of workers at which
+(beats, heartbeats), which is read where the round's two seconds of least CPU time are; lines through the sizes give the cost of one more worker, and so the number of workers at which
 the head's link, or a core of it, is full.
 
 Targets: the overhead grows no worse than linearly (an exponent of at most 1 over all sizes), and with 1,000 workers is
@@ -44,7 +44,7 @@ LINK_BYTES = 10e9 / 8  # a second, each way
 SUBNET_BYTES = (1e6, 10e6, 100e6)
 WIDTH = 4  # neurons a subnet
 SAMPLE_SECONDS = 0.1
-REST_SECONDS = 2.0  # before the first update arrives, all sleep
+REST_SECONDS = 2.0  # in which nothing but heartbeats arrives
 NOTE = """
 Workers, scheduler and head share this machine's cores. CPU time of the simulated workers, which a fleet has on its
 nodes, is most of what a round lasts beyond the sleep here; the scheduler's and the head's, each with a core of its own,
@@ -116,6 +116,12 @@ class Meter:
         before, after = np.interp([start, end], self.times, self.totals[what])
         return float(after - before)
 
+    def rest_in(self, start: float, end: float, seconds: float) -> float:
+        """Return when the stretch of so many seconds begins in which the head and the scheduler use the least CPU."""
+        beginnings = np.arange(start, max(end - seconds, start) + SAMPLE_SECONDS / 2, SAMPLE_SECONDS)
+        used = [sum(self.between(what, at, at + seconds) for what in ("scheduler", "head")) for at in beginnings]
+        return float(beginnings[int(np.argmin(used))])
+
     def _measure(self, ended: threading.Event) -> None:
         while not ended.wait(SAMPLE_SECONDS):
             self.times.append(time.time())
@@ -169,8 +175,9 @@ def account(events: Sequence[Record], meter: Meter, preset: Preset, workers: int
     rounds = []
     for event in committed:
         first = min(e["t"] for e in of_kind(events, "staged") if e["round"] == event["round"])
-        rest = min(REST_SECONDS, slept / 2)
-        a_second = {what: meter.between(what, first - rest, first) / rest for what in COSTS}
+        seconds = min(REST_SECONDS, slept / 2)
+        rest = meter.rest_in(event["t"] - event["seconds"], first, seconds)
+        a_second = {what: meter.between(what, rest, rest + seconds) / seconds for what in COSTS}
         whole = {what: meter.between(what, event["t"] - event["seconds"], event["t"]) for what in COSTS}
         rounds.append(
             {
