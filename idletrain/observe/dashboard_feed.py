@@ -17,6 +17,7 @@ from idletrain.observe.status import view_of
 from idletrain.observe.summary import Summary
 
 PUBLISH_SECONDS = 0.5  # often enough for people; costs the scheduler a message of some 30 KB with 100 workers
+PUBLISH_SHARE = 0.02  # of the head's time that views may take: those of thousands of workers are sent less often
 LAST_PUBLISH_SECONDS = 2.0
 
 
@@ -56,16 +57,21 @@ def whole_link(link: str, scheduler: str) -> str:
 async def publishing(client: Client, summary: Summary, *, allow_control: bool) -> AsyncIterator[None]:
     """Keep the page up to date within the context, and send the final view at its end."""
 
-    async def send() -> None:
-        view = view_of(summary, time.time(), allow_control=allow_control and summary.status == "running")
-        await client.set_metadata([VIEW_KEY], json.dumps(view))
+    async def send() -> float:
+        """Send the view; return the seconds that it took to make."""
+        started = time.thread_time()
+        view = json.dumps(view_of(summary, time.time(), allow_control=allow_control and summary.status == "running"))
+        seconds = time.thread_time() - started
+        await client.set_metadata([VIEW_KEY], view)
+        return seconds
 
     async def repeat() -> None:
         while True:
+            seconds = 0.0
             if summary.status != "starting":
                 with contextlib.suppress(OSError):  # a lost scheduler is handled elsewhere
-                    await send()
-            await asyncio.sleep(PUBLISH_SECONDS)
+                    seconds = await send()
+            await asyncio.sleep(max(PUBLISH_SECONDS, seconds / PUBLISH_SHARE))
 
     sending = asyncio.ensure_future(repeat())
     try:

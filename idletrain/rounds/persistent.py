@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -70,6 +70,14 @@ class PersistentMap(Mapping[str, V]):
         left = {other: value for other, value in old.items() if other != name}
         return PersistentMap((*self.shards[:at], left, *self.shards[at + 1 :]), self.size - 1)
 
+    def values(self) -> ValuesView[V]:
+        """Return a view of the values, which takes no look-up for each."""
+        return _Values(self)
+
+    def items(self) -> ItemsView[str, V]:
+        """Return a view of the items, which takes no look-up for each."""
+        return _Items(self)
+
     def __getitem__(self, name: str) -> V:
         return self.shards[_shard(name)][name]
 
@@ -83,6 +91,20 @@ class PersistentMap(Mapping[str, V]):
         return isinstance(other, Mapping) and dict(self) == dict(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class _Values(ValuesView[V]):
+    _mapping: PersistentMap[V]
+
+    def __iter__(self) -> Iterator[V]:
+        return itertools.chain.from_iterable(shard.values() for shard in self._mapping.shards)
+
+
+class _Items(ItemsView[str, V]):
+    _mapping: PersistentMap[V]
+
+    def __iter__(self) -> Iterator[tuple[str, V]]:
+        return itertools.chain.from_iterable(shard.items() for shard in self._mapping.shards)
 
 
 def _shard(name: str) -> int:

@@ -87,8 +87,9 @@ def suspects(subnet: SubnetState) -> list[str]:
 def typical_step_seconds(state: RoundState) -> float | None:
     """Return the median of the workers' seconds a step; None before one is known."""
     known = [worker.step_seconds for worker in state.workers.values() if worker.step_seconds]
-    running = [lease.step_seconds for subnet in state.subnets for lease in subnet.leases if lease.step_seconds]
-    return statistics.median(known or running) if known or running else None
+    if not known:
+        known = [lease.step_seconds for subnet in state.subnets for lease in subnet.leases if lease.step_seconds]
+    return statistics.median(known) if known else None
 
 
 def hanging(state: RoundState, now: float) -> list[tuple[str, float]]:

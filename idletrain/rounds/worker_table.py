@@ -5,7 +5,7 @@ Events change one worker at a time; none looks at all of them, of which there ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ class WorkerTable(Mapping[str, WorkerState]):
         workers: All of them.
         idle: Those that are idle.
         roomy: Those that have room, the one first that is done first.
-        busy: Those that hold more than one subnet.
+        busy: Those that hold more than one subnet which they are still to train.
     """
 
     workers: PersistentMap[WorkerState] = field(default_factory=PersistentMap)
@@ -103,7 +103,7 @@ class WorkerTable(Mapping[str, WorkerState]):
             self.workers.put(name, worker),
             _marked(self.idle, name, worker.is_idle),
             self._ranked(name, worker),
-            _marked(self.busy, name, len(worker.attempts) > 1),
+            _marked(self.busy, name, len(worker.attempts) - len(worker.unwanted) > 1),
         )
 
     def drop(self, name: str) -> WorkerTable:
@@ -120,6 +120,14 @@ class WorkerTable(Mapping[str, WorkerState]):
             return self.roomy
         order = order if before is None else order.remove((before, name))
         return Ranked(order if after is None else order.add((after, name)))
+
+    def values(self) -> ValuesView[WorkerState]:
+        """Return a view of the workers' states."""
+        return self.workers.values()
+
+    def items(self) -> ItemsView[str, WorkerState]:
+        """Return a view of the workers' addresses and states."""
+        return self.workers.items()
 
     def __getitem__(self, name: str) -> WorkerState:
         return self.workers[name]

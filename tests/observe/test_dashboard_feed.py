@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from distributed import Client, Scheduler
 from test_status import stamped
 from test_summary import CHURN
 
+from idletrain.observe import dashboard_feed
 from idletrain.observe.dashboard_feed import page_of, publishing, whole_link
 from idletrain.observe.page import PAGE_KEY, VIEW_KEY
 from idletrain.observe.summary import Summary
@@ -50,6 +53,34 @@ def test_a_scheduler_has_the_newest_view_and_in_the_end_the_last() -> None:
             assert not view["allow_control"]
 
     asyncio.run(check())
+
+
+def test_views_that_take_long_to_make_are_sent_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view of 20 ms may be made once a second, not twice."""
+    made: list[float] = []
+
+    def slow(*_: Any, **__: Any) -> Shown:
+        made.append(time.monotonic())
+        started = time.thread_time()
+        while time.thread_time() - started < 0.02:
+            pass
+        return {"run": "demo"}
+
+    async def check() -> None:
+        monkeypatch.setattr(dashboard_feed, "view_of", slow)
+        summary = Summary()
+        for event in stamped(CHURN[:5]):
+            summary.add(event)
+        async with (
+            Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
+            Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
+            publishing(client, summary, allow_control=True),
+        ):
+            while len(made) < 3:
+                await asyncio.sleep(0.02)
+
+    asyncio.run(check())
+    assert all(after - before > 0.9 for before, after in itertools.pairwise(made[:3]))
 
 
 def test_the_page_is_where_the_scheduler_has_it_and_a_scheduler_without_is_told_how_to_get_it() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 from idletrain.exchange.messages import Reply
-from idletrain.rounds.protocol import ClockTick, Heartbeat
-from tests.rounds.world import LARGE, SMALL, World
+from idletrain.rounds.protocol import AttemptEnded, ClockTick, Heartbeat, Persisted, Pushed
+from idletrain.rounds.state import advance
+from tests.rounds.world import LARGE, SMALL, STEPS, World
 
 
 def test_the_largest_subnet_goes_to_the_smallest_worker_that_holds_it() -> None:
@@ -46,6 +48,28 @@ def test_a_joiner_takes_over_what_waits_behind_another_subnet() -> None:
     assert not world.state.subnets[queued.subnet].lease.queued
     assert world.send(Heartbeat, queued, steps=0) is Reply.NOT_LEASED
     assert world.lost == []
+
+
+def test_the_end_of_a_subnet_costs_as_much_with_ten_times_the_workers() -> None:
+    """Half of the workers hold an attempt that others took over, and some are idle."""
+    costs = []
+    for workers in (40, 400):
+        world = World(needs=(SMALL,) * workers, workers=(f"w{n}" for n in range(workers // 2)))
+        world.do(ClockTick)
+        world.join(*(f"late{n}" for n in range(workers // 2 + 2)))
+        assert sum(len(worker.unwanted) for worker in world.state.workers.values()) == workers // 2
+        lease = world.lease_of(0)
+        steps = Pushed(now=world.now, lease=lease, steps=STEPS, update=True), Persisted(now=world.now, subnet=0)
+        ended = AttemptEnded(now=world.now, lease=lease, worker=world.state.subnets[0].lease.worker)
+        state, calls = world.state, Counter[str]()
+        sys.setprofile(lambda _frame, event, _of, calls=calls: calls.update([event]))
+        try:
+            for event in (*steps, ended):
+                state, _ = advance(state, event)
+        finally:
+            sys.setprofile(None)
+        costs.append(calls["call"])
+    assert costs[1] < 1.5 * costs[0]
 
 
 def test_a_second_subnet_must_fit_beside_the_first() -> None:

@@ -14,9 +14,15 @@ NAMES = ("a", "b", "c", "d")
 def workers(draw: st.DrawFn) -> WorkerState:
     due = draw(st.lists(st.integers(0, 3), max_size=3))
     attempts = {n: HeldSubnet(n, 1, exclusive=False, due=float(at)) for n, at in enumerate(due)}
+    unwanted = dict.fromkeys(draw(st.sets(st.sampled_from(range(len(due))))) if due else (), 0.0)
     leases = draw(st.integers(1, 3))
     return WorkerState(
-        memory_bytes=9, leases=leases, attempts=attempts, draining=draw(st.booleans()), hung=draw(st.booleans())
+        memory_bytes=9,
+        leases=leases,
+        attempts=attempts,
+        unwanted=unwanted,
+        draining=draw(st.booleans()),
+        hung=draw(st.booleans()),
     )
 
 
@@ -35,6 +41,6 @@ def test_who_is_idle_and_who_has_room_follows_from_the_workers(changes: list[tup
     assert table == WorkerTable.of(expected)
     staying = {name: worker for name, worker in expected.items() if not (worker.draining or worker.hung)}
     assert set(table.idle) == {name for name, worker in staying.items() if not worker.attempts}
-    assert set(table.busy) == {name for name, worker in expected.items() if len(worker.attempts) > 1}
+    assert set(table.busy) == {name for name, w in expected.items() if len(w.attempts.keys() - w.unwanted) > 1}
     roomy = [(w.attempts[0].due, name) for name, w in staying.items() if 0 < len(w.attempts) < w.leases]
     assert list(table.roomy) == [name for _, name in sorted(roomy)]
