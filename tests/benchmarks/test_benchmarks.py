@@ -106,6 +106,7 @@ def _check_simulated_fleet(written):
 def _check_efficiency(written):
     (run,) = written["runs"]
     assert run["summary"]["status"] == "completed"
+    assert 0 < run["evaluation_seconds"] < run["core_seconds"]
     assert all(seconds >= 0 for seconds in run["roles"].values())
     assert 0.5 < sum(run["roles"].values()) / run["core_seconds"] < 1.1
     assert all(0 < loops["core_seconds"] < run["core_seconds"] for loops in written["bare"])
