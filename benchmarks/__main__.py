@@ -43,6 +43,8 @@ NAMES = (
     "finishing",
     "precision",
     "quality",
+    "rolling",
+    "slow_worker",
     "splits",
     "simulated_fleet",
 )

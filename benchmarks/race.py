@@ -42,6 +42,7 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
     subnets = settings.pop("subnets", nodes)
     preemption, count = settings.pop("preemption", {}), settings.pop("count", nodes)
     exchange = settings.pop("exchange", {})
+    slack = {"slack": settings.pop("slack")} if "slack" in settings else {}
     return {
         "name": "bench",
         "model": case.model,
@@ -54,6 +55,7 @@ def job_tree(case: Case, entry: Entry, nodes: int, folder: Path, snapshot_second
             "batch_size": case.batch_size,
             "optimizer": {"name": "sgd", **settings},
             "exchange": exchange,
+            **slack,
             "seed": case.seed,
             "evaluate_every": 1_000_000,
         },

@@ -7,8 +7,8 @@ length beyond the sleep. On few cores that holds the workers' own CPU time too, 
     python -m benchmarks.scale [--workers 8,32,100,300,1000] [--tiny] [--json FILE]
 
 CPU time is divided into what a round costs (leases, exchange, commit) and what a second costs while all train
-(beats, heartbeats), which is read where the round's two seconds of least CPU time are; lines through the sizes give the cost of one more worker, and so the number of workers at which
-the head's link, or a core of it, is full.
+(beats, heartbeats), which is read off the two seconds of a round with the least; lines through the sizes give the cost
+of one more worker, and so the number of workers at which the head's link, or a core of it, is full.
 
 Targets: the overhead grows no worse than linearly (an exponent of at most 1 over all sizes), and with 1,000 workers is
 at most 5 % of a 60 s round.

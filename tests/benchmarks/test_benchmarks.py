@@ -291,13 +291,28 @@ def _check_splits(written):
 
 def _check_defaults(written):
     losses = {run["alternative"]: run["loss"] for run in written["runs"]}
-    assert len(losses) == len(set(losses.values())) == 5
+    assert len(losses) == len(set(losses.values())) == 6
     (judged,) = (figure for figure in written["figures"] if figure["target"])
     assert judged["value"] == losses["default"] / min(losses.values())
 
 
+def _check_rolling(written):
+    losses = {(run["family"], run["policy"]): run["loss"] for run in written["runs"]}
+    assert len(losses) == len(set(losses.values())) == 4
+    judged = [figure["what"] for figure in written["figures"] if figure["target"]]
+    assert judged == ["mlp: accuracy of rolling - reissue", "diabetes: loss of rolling / reissue"]
+
+
+def _check_slow_worker(written):
+    (pace,) = written["paces"].values()
+    assert 0 < pace["alone"] < 3 / 0.01
+    assert pace["together"] > 0
+
+
 CHECKS = {
+    "slow_worker": _check_slow_worker,
     "defaults": _check_defaults,
+    "rolling": _check_rolling,
     "splits": _check_splits,
     "fine_tuning": _check_fine_tuning,
     "finishing": _check_finishing,
