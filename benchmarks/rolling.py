@@ -1,8 +1,9 @@
 """Compare what a network learns without rounds (`preemption.policy: rolling`) with what it learns in rounds.
 
 The families of `accuracy`, each trained in rounds of six subnets, and in four lanes whose subnets are as wide, as the
-default slack leaves a third of the neurons free. Both end once a neuron has had as many steps on average. It runs the
-code that workers run, without Dask, with lanes that commit in turn; three seeds.
+default slack leaves a third of the neurons free. Both end once a neuron has had as many steps on average; so do four
+lanes of wider subnets, with less slack. It runs the code that workers run, without Dask, with lanes that commit in
+turn; three seeds.
 
     python -m benchmarks.rolling [--tiny] [--only FAMILY ...] [--json FILE]
 
@@ -27,19 +28,21 @@ from idletrain.nn import alone
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import from_settings
 
-LANES, SUBNETS, SEEDS = 4, 6, (0, 1, 2)  # 4 lanes and a slack of a half hold as much each as 6 subnets
+SUBNETS, LANES, SEEDS = 6, 4, (0, 1, 2)  # 4 lanes with a slack of a half hold as much each as 6 subnets
 FEWER_POINTS, MORE_LOSS = 0.2, 1.02
-POLICIES = ("reissue", "rolling")
+SLACKS = {"rolling": 0.5, "rolling, slack 0.25": 0.25, "rolling, slack 0.1": 0.1}
+POLICIES = ("reissue", *SLACKS)
 
 
 def run_one(name: str, family: Family, policy: str, seed: int) -> dict[str, Any]:
     """Train once on one thread, in a process of its own."""
     torch.set_num_threads(1)
     optimizer = next(row.optimizer for row in family.rows if row.subnets > 1)
-    job = accuracy.job_of(family, Row(SUBNETS if policy == "reissue" else LANES, optimizer, {}), seed)
-    prepared = from_settings(job.model, job.data, job.training)
+    job = accuracy.job_of(family, Row(LANES if policy in SLACKS else SUBNETS, optimizer, {}), seed)
+    training = job.training.model_copy(update={"slack": SLACKS.get(policy, job.training.slack)})
+    prepared = from_settings(job.model, job.data, training)
     program, network = prepared.program, Network.of(prepared.program, prepared.network)
-    if policy == "rolling":
+    if policy in SLACKS:
         alone.train_rolling(program, network, program.source.open())
     else:
         alone.train_rounds(program, network, program.source.open(), program.training.rounds)

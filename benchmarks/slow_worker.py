@@ -87,8 +87,7 @@ def steps_a_second(events: Sequence[Record]) -> float:
     """Return the steps that reached the network, a second from the first round's end to the last one's."""
     staged, rounds = of_kind(events, "staged"), of_kind(events, "round_committed")
     first, last = rounds[0]["t"], rounds[-1]["t"]
-    steps: int = sum(event["steps"] for event in staged if first < event["t"] <= last)
-    return steps / (last - first)
+    return float(sum(event["steps"] for event in staged if first < event["t"] <= last) / (last - first))
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:

@@ -201,6 +201,23 @@ def defaults(results: list[dict[str, Any]]) -> str:
     return "\n".join([f"{result['machine']['cpu']}, {_day(result)}:", "", *_table(["loss", *kinds], rows)])
 
 
+def rolling(results: list[dict[str, Any]]) -> str:
+    """Return a table of losses and accuracies, a row for each network and a column for each policy."""
+    (result,) = (result for result in results if result["benchmark"] == "rolling")
+    runs: dict[str, dict[str, list[Record]]] = {}
+    for run in result["runs"]:
+        runs.setdefault(run["family"], {}).setdefault(run["policy"], []).append(run)
+    policies = list(next(iter(runs.values())))
+    rows = [[name, *(_mean_score(by_policy[policy]) for policy in policies)] for name, by_policy in runs.items()]
+    return "\n".join([f"{result['machine']['cpu']}, {_day(result)}:", "", *_table(["", *policies], rows)])
+
+
+def _mean_score(runs: Sequence[Record]) -> str:
+    loss = f"{statistics.mean(run['loss'] for run in runs):.4g}"
+    accuracies = [100 * run["accuracy"] for run in runs if run["accuracy"] is not None]
+    return f"{loss}; {statistics.mean(accuracies):.2f} %" if accuracies else loss
+
+
 def _day(result: Mapping[str, Any]) -> str:
     """Return the day of a result, and whether the code that it measures is another by now."""
     return f"{result['date'][:10]}{', stale' if stale.changed(result) else ''}"
@@ -239,6 +256,7 @@ def main() -> None:
         ("concepts/recipes.md", *markers("splits"), splits(results)),
         ("concepts/recipes.md", *markers("rates"), rates(results)),
         ("concepts/recipes.md", *markers("defaults"), defaults(results)),
+        ("concepts/policies.md", *markers("rolling"), rolling(results)),
     ):
         page_ = DOCS / name
         page_.write_text(between(page_.read_text(), begin, end, content))

@@ -10,8 +10,8 @@ costs them nothing as long as the node lives until the next). `goodput` is that 
 was ready; `of all` over those since its process started, with imports and joining. Steps are not alike: idletrain's are
 of a subnet, a peer's of the whole network; the time to an accuracy compares them.
 
-Peers run with several intervals between synchronisations, idletrain with several numbers of subnets; the one with the
-best goodput is kept.
+Peers run with several intervals between synchronisations, idletrain with several numbers of subnets and of local
+steps; the one with the best goodput is kept.
 
     python -m benchmarks.trace_goodput --trace FILE [--methods NAME,...] [--seconds S] [--tiny] [--json FILE]
 
@@ -47,8 +47,8 @@ TRACE_VARIABLE = "IDLETRAIN_TRACE"
 SPEED = 100.0
 EVERY, OFFSET = 3, 2  # of the trace's nodes, in the order in which they come
 GOODPUT_TARGETS = {"ist-rolling": 0.97, "ist-salvage": 0.95, "ist-reissue": 0.93}
-PEER_INTERVALS = (25, 100, 400)  # steps; idletrain's rounds have 400
-SUBNET_COUNTS = (16, 24, 32)  # two to four for each of the eight nodes that are there at most
+PEER_INTERVALS = (25, 100, 400)  # steps
+SUBNET_COUNTS, LONGER = (16, 24, 32), 800  # for the eight nodes that are there at most; local steps for 400
 LANES, SLACK, INTERVALS = 8, 0.25, ("500ms", "250ms")  # as many lanes as nodes at most; between checkpoints
 FOREVER = 1_000_000
 
@@ -66,7 +66,10 @@ def _peer(method: str, every: int, **own: Any) -> Entry:
 
 CONTENDERS: dict[str, tuple[Entry, ...]] = {
     "ist-rolling": tuple(_ist("rolling", LANES, progress=interval, slack=SLACK) for interval in INTERVALS),
-    "ist-salvage": tuple(_ist("salvage", subnets) for subnets in SUBNET_COUNTS),
+    "ist-salvage": (
+        *(_ist("salvage", subnets) for subnets in SUBNET_COUNTS),
+        *(_ist("salvage", subnets, LONGER) for subnets in SUBNET_COUNTS[1:]),
+    ),
     "ist-reissue": tuple(_ist("reissue", subnets) for subnets in SUBNET_COUNTS),
     "torchft": tuple(_peer("torchft-local-sgd", every, min_nodes=1) for every in PEER_INTERVALS),
     "hivemind": tuple(_peer("hivemind", every, min_nodes=1, timeout=15.0) for every in PEER_INTERVALS),
@@ -272,11 +275,11 @@ def figures_of(runs: Sequence[dict[str, Any]]) -> list[Figure]:
 def table_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a table of every setting tried, not only each contender's best."""
     target = f"seconds to {runs[0]['target']:g}"
-    head = ["contender", "subnets or steps between meetings", "goodput", "with starting", target]
+    head = ["contender", "subnets, steps between exchanges", "goodput", "with starting", target]
     rows = [
         [
             run["contender"],
-            str(run["settings"].get("subnets") or run["settings"]["sync_every"]),
+            _spacing(run["settings"]),
             f"{run['goodput']:.3f}",
             f"{run['of_all']:.3f}",
             "not reached" if run["seconds_to_target"] is None else f"{run['seconds_to_target']:.0f}",
@@ -284,6 +287,11 @@ def table_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for run in sorted(runs, key=lambda run: -float(run["goodput"]))
     ]
     return {"title": f"{runs[0]['starts']} starts and {runs[0]['kills']} kills of nodes", "head": head, "rows": rows}
+
+
+def _spacing(settings: dict[str, Any]) -> str:
+    """Return how many subnets a run has, if any, and the steps between two exchanges."""
+    return f"{settings['subnets']}, {settings['local_steps']}" if "subnets" in settings else str(settings["sync_every"])
 
 
 def tiny_scenario() -> Scenario:

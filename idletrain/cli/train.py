@@ -108,10 +108,12 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
     from idletrain.autotune.choose import remembering
     from idletrain.cluster.access import with_link
     from idletrain.nn.prepare import prepare_job
+    from idletrain.nn.threads import as_environment_says
     from idletrain.observe import display
     from idletrain.observe.forecast_record import ForecastTracker
     from idletrain.run import compose
 
+    as_environment_says()
     provider, prepare = options.provider, remembering(prepare_job)
 
     def report(text: str) -> None:

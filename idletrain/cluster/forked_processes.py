@@ -297,7 +297,13 @@ def start_parent(environment: Mapping[str, str], modules: Sequence[str] = (), *,
 
 
 def start(
-    arguments: Sequence[str], log: Path, environment: Mapping[str, str]
+    arguments: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    *,
+    output: int | None = None,
+    at_parents_end: signal.Signals = signal.SIGKILL,
+    has_forks: bool = False,
 ) -> ForkedProcess | subprocess.Popen[bytes]:
     """Run `idletrain` in a process that ends with this one, as a fork of a warm parent, which is started if need be.
 
@@ -305,20 +311,26 @@ def start(
 
     Args:
         arguments: Of `idletrain`.
-        log: An existing file for its output.
+        log: A file for its output and its errors.
         environment: All of its variables.
+        output: An open file for its output alone; None for the log.
+        at_parents_end: The signal that it gets when this process ends.
+        has_forks: Whether it starts such processes itself.
 
     Raises:
         OSError: no process can be started.
     """
-    if sys.platform != "linux":
-        command = owned_process.command("idletrain", *arguments)
-        with log.open("ab") as output:
+    with log.open("ab") as errors, Path(os.devnull).open("rb") as nothing:
+        files = nothing.fileno(), errors.fileno() if output is None else output, errors.fileno()
+        if sys.platform != "linux":
+            command = owned_process.command("idletrain", *arguments, number=at_parents_end)
+            stdin, stdout, stderr = files
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+                command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
             )
-    with _choosing:
-        return _parent(environment).start(arguments, log, environment, path=sys.path)
+        with _choosing:
+            how: Request = {"path": sys.path, "files": files, "at_parents_end": at_parents_end, "has_forks": has_forks}
+            return _parent(environment).start(arguments, log, environment, **how)
 
 
 class Piped(NamedTuple):
@@ -353,22 +365,26 @@ def piped(module: str, errors: int) -> Piped:
         return Piped(fork, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"))
 
 
-def warm_up(environment: Mapping[str, str]) -> None:
-    """Have a warm parent import meanwhile what workers with these variables will need.
+def warm_up(environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
+    """Have a warm parent import meanwhile what processes with these variables will need.
+
+    Args:
+        environment: Their variables.
+        modules: What they import beside what a worker needs.
 
     Raises:
         OSError: no process can be started.
     """
     if sys.platform == "linux":
         with _choosing:
-            _parent(environment)
+            _parent(environment, modules)
 
 
-def _parent(environment: Mapping[str, str]) -> WarmParent:
+def _parent(environment: Mapping[str, str], modules: Sequence[str] = ()) -> WarmParent:
     """Return the warm parent of processes with these variables, which is started if need be."""
     if parent := _there(environment):
         return parent
-    parent = start_parent(environment)
+    parent = start_parent(environment, modules)
     _parents[_key(environment)] = parent
     return parent
 

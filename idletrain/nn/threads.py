@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -17,3 +19,9 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def as_environment_says() -> None:
+    """Compute with a thread a core, unless the environment says otherwise: a fork of a warm parent has one thread."""
+    if sys.platform == "linux" and torch.get_num_threads() == 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))

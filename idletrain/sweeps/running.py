@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +14,16 @@ from typing import Any, Literal
 
 import yaml
 
-from idletrain.cluster import owned_process
 from idletrain.errors import IdletrainError
 from idletrain.job import Job
 from idletrain.observe.records import DONE_STATUSES
+from idletrain.sweeps import trial_process
 from idletrain.sweeps.grid import SweepTrial
 from idletrain.sweeps.pruning import Halving
+from idletrain.sweeps.trial_process import TrialProcess, launched
 from idletrain.sweeps.trial_results import DIVERGED, PRUNED, ResultsFile
 
 LEAST_USD = 0.01  # with less left no trial begins
-LONGEST_LINE = 1 << 20  # of a round's JSON
 PROGRESS_SECONDS = 5.0  # between two lines on a trial
 
 
@@ -86,6 +85,8 @@ class Sweep:
         waiting = [trial for trial in self._trials if not self.results[trial.job.name].ended]
         if done := len(self._trials) - len(waiting):
             self._settings.report(f"{done} of {len(self._trials)} trials have ended before")
+        if waiting:
+            trial_process.warm_up()
         slots = asyncio.Semaphore(self._settings.parallel)
 
         async def in_turn(trial: SweepTrial) -> None:
@@ -141,43 +142,33 @@ class Sweep:
 
     async def _launch(self, trial: SweepTrial, file: Path, errors: Path) -> int:
         """Run `idletrain launch` to its end, or until the trial is pruned; return its exit code."""
-        name, shown = trial.job.name, time.monotonic()
-        result = self.results[name]
+        result = self.results[trial.job.name]
         again = ["--resume"] if result.began else []
-        command = owned_process.command(
-            "idletrain", "launch", str(file), "--json", *again, *self._settings.options, number=signal.SIGTERM
-        )
-        with errors.open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                limit=LONGEST_LINE,
-                start_new_session=True,  # a Ctrl-C is passed on, once
-            )
-        assert process.stdout is not None
         try:
-            async for line in process.stdout:
-                record = _record_in(line)
-                if self._is_pruned(name, record) and result.state == "running":
-                    result.state = PRUNED
-                    process.send_signal(signal.SIGINT)
-                if record and time.monotonic() - shown > PROGRESS_SECONDS:
-                    shown = time.monotonic()
-                    done = f"{name}: {record['rounds']} of {trial.job.training.rounds} rounds"
-                    self._settings.report(done + _value_text(self._settings.watched, result.value))
-            return await process.wait()
-        except asyncio.CancelledError:
-            result.state = "stopped"
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
-            await process.communicate()  # to the end of its output, too
-            raise
+            async with launched((str(file), "--json", *again, *self._settings.options), errors) as process:
+                try:
+                    await self._follow(trial, process)
+                except asyncio.CancelledError:
+                    result.state = "stopped"
+                    process.interrupt()
+                    await process.wait()
+                    raise
+                return await process.wait()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
             self._file.write(self.results)
+
+    async def _follow(self, trial: SweepTrial, process: TrialProcess) -> None:
+        """Take note of what a launch prints, to its end; interrupt it once it is pruned."""
+        name, result, shown = trial.job.name, self.results[trial.job.name], time.monotonic()
+        async for line in process.output:
+            record = _record_in(line)
+            if self._is_pruned(name, record) and result.state == "running":
+                result.state = PRUNED
+                process.interrupt()
+            if record and time.monotonic() - shown > PROGRESS_SECONDS:
+                shown = time.monotonic()
+                done = f"{name}: {record['rounds']} of {trial.job.training.rounds} rounds"
+                self._settings.report(done + _value_text(self._settings.watched, result.value))
 
     def _is_pruned(self, name: str, record: dict[str, Any]) -> bool:
         """Take note of a line of a run; return whether the run is to be stopped."""

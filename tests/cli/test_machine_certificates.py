@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import warm
 import yaml
 from rehearsal import eventually
 
@@ -23,6 +25,7 @@ JOB = {
     "name": "tls",
     "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 32, 10]}},
     "data": {"name": "digits"},
+    "nodes": {"count": 1},
     "training": {"method": "ist", "subnets": 2, "local_steps": 5, "rounds": 2, "optimizer": {"name": "sgd", "lr": 0.1}},
 }
 
@@ -30,14 +33,13 @@ JOB = {
 @contextmanager
 def running(folder: Path, name: str, *command: str, **environment: str) -> Iterator[Path]:
     """Run a command in the background; yield the file of its output."""
-    with (folder / name).open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command], stdout=output, stderr=output, env={**os.environ, **environment}
-        )
+    output = folder / name
+    output.touch()
+    process = warm.start([sys.executable, "-m", *command], {**os.environ, **environment}, output, folder)
     try:
-        yield folder / name
+        yield output
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
@@ -58,12 +60,10 @@ def test_a_scheduler_a_worker_and_a_launch_of_them_train(tmp_path: Path) -> None
         log = stack.enter_context(running(tmp_path, "scheduler.log", *scheduler, **of_head))
         eventually(lambda: f"Scheduler at: {address}" in " ".join(log.read_text().split()), 60)
         stack.enter_context(running(tmp_path, "worker.log", "idletrain", "worker", address, *of_worker))
-        refused = subprocess.run([sys.executable, "-m", *launch], capture_output=True, text=True, check=False)
+        refused = warm.run([sys.executable, "-m", *launch])
         assert refused.returncode == 2, refused.stderr
         assert "asks for TLS" in refused.stderr
-        done = subprocess.run(
-            [sys.executable, "-m", *launch], capture_output=True, text=True, check=False, env={**os.environ, **of_head}
-        )
+        done = warm.run([sys.executable, "-m", *launch], environment={**os.environ, **of_head})
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["status"], summary["rounds"]) == ("completed", 2)

@@ -11,6 +11,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import boto3
+import warm
 import yaml
 from botocore import xform_name
 from code_blocks import ROOT, shortened
@@ -28,6 +30,7 @@ from typer.testing import CliRunner
 
 from idletrain.cli.main import app
 from idletrain.cluster import access
+from idletrain.cluster.forked_processes import ForkedProcess
 from idletrain.cluster.identity import OPTIONS
 from idletrain.fabric.analysis.samples import Fabric, Point
 
@@ -38,6 +41,7 @@ JOB = {
     "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 32, 10]}},
     "data": {"name": "digits"},
     "training": {"method": "ist", "optimizer": {"name": "sgd", "lr": 0.1}},
+    "nodes": {"count": 1},
 }
 TRACE = "0,add,n1\n0,add,n2\n"
 # Programs that the machine may lack, or that would change more than the folder: scripts of the same name.
@@ -65,7 +69,7 @@ class Shell:
 
     def __init__(self, folder: Path, cloud: Sandbox) -> None:
         self.folder, self.cloud = folder, cloud
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, ForkedProcess | subprocess.Popen[bytes]] = {}
         self.watched = self.scheduler = ""
         (folder / "FILE").write_text(TRACE)
         for name in ("before.json", "after.json"):
@@ -118,7 +122,7 @@ class Shell:
         """End what the page's commands started, the last first; each ends in order."""
         for line, process in reversed(self.running.items()):
             if " logs " not in line:  # which end with their run
-                process.terminate()
+                process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_SECONDS) in (0, 130), f"{line}:\n{self._output(line)}"
 
     def kill(self) -> None:
@@ -170,7 +174,7 @@ class Shell:
         environment = {name: value for name, value in os.environ.items() if not (sandbox and name.startswith("AWS_"))}
         answer = "n\n" if line in REFUSED else "y\n"
         command = [*IDLETRAIN, *words[1:]]
-        done = subprocess.run(command, env=environment, input=answer, capture_output=True, text=True, check=False)
+        done = warm.run(command, environment=environment, given=answer)
         self._check(line, done.returncode, done.stdout + done.stderr)
 
     def _start_watched(self, line: str, words: list[str]) -> None:
@@ -205,8 +209,10 @@ class Shell:
         eventually(lambda: "Scheduler at" in self._output(line), PATIENCE_SECONDS)
 
     def _start(self, line: str, words: list[str]) -> None:
-        with self._log(line).open("wb") as log:
-            self.running[line] = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log)
+        log = self._log(line)
+        log.unlink(missing_ok=True)
+        start = warm.execute if words[0] == "dask" else warm.start  # a scheduler has no torch
+        self.running[line] = start([sys.executable, "-m", *words], os.environ, log, Path.cwd())
 
     def _log(self, line: str) -> Path:
         return self.folder / (re.sub(r"\W+", "-", line) + ".log")

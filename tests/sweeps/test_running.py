@@ -43,6 +43,11 @@ def with_rates(*rates: float, **training: Any) -> list[SweepTrial]:
     return trials(tree, [Varied("training.optimizer.lr", rates)])
 
 
+def launches() -> list[psutil.Process]:
+    """The launches under way."""
+    return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("idletrain-laun")]
+
+
 def test_every_trial_runs_and_the_same_command_starts_none_again() -> None:
     found, said = with_rates(0.05, 0.1), []
     first = sweep(found, parallel=2)
@@ -76,13 +81,14 @@ def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on_later() -> None:
         while not under_way.results[trial.job.name].began:
             await asyncio.sleep(0.05)
             assert not running.done()
+        assert launches()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
 
     asyncio.run(stopped())
     assert under_way.results[trial.job.name].state == "stopped"
-    assert not [p for p in psutil.Process().children(recursive=True) if "launch" in p.cmdline()]
+    assert not launches()
     (shorter,) = with_rates(0.1, rounds=151)  # the same run, of which little is left to do here
     assert shorter.job.name == trial.job.name
     later = sweep([shorter])

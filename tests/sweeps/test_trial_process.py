@@ -1,0 +1,128 @@
+"""A trial's launch is a fork that prints to its sweep, can be interrupted, and never outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from idletrain.sweeps import trial_process
+from idletrain.sweeps.trial_process import TrialProcess, launched
+
+JOB: dict[str, Any] = {
+    "name": "digits",
+    "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 16, 10]}},
+    "data": {"name": "digits"},
+    "training": {"method": "ist", "subnets": 2, "local_steps": 5, "rounds": 3, "evaluate_every": 1},
+    "nodes": {"count": 1, "memory": "1GiB"},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    trial_process.warm_up()
+    return tmp_path
+
+
+def job_file(**training: Any) -> str:
+    path = Path("job.yaml")
+    path.write_text(yaml.safe_dump({**JOB, "training": {**JOB["training"], **training}}))
+    return str(path)
+
+
+def launches() -> list[psutil.Process]:
+    """The forks that are launches, and the workers that these have started."""
+    return [
+        p
+        for p in psutil.Process().children(recursive=True)
+        if p.name().startswith(("idletrain-laun", "idletrain-work"))
+    ]
+
+
+async def first_round(process: TrialProcess) -> dict[str, Any]:
+    async for line in process.output:
+        record: dict[str, Any] = json.loads(line)
+        if record.get("rounds"):
+            return record
+    raise AssertionError("it ended before its first round")
+
+
+def test_it_prints_its_rounds_and_ends_with_its_exit_code() -> None:
+    async def run() -> tuple[list[bytes], int]:
+        async with launched((job_file(), "--json"), Path("errors")) as process:
+            lines = [line async for line in process.output]
+            return lines, await process.wait()
+
+    lines, code = asyncio.run(run())
+    assert code == 0
+    assert json.loads(lines[-1])["status"] == "completed"
+    assert not launches()
+
+
+def test_what_it_says_of_a_fault_is_in_its_errors() -> None:
+    async def run() -> int:
+        async with launched((job_file(batch_size=0), "--json"), Path("errors")) as process:
+            return await process.wait()
+
+    assert asyncio.run(run()) == 2
+    assert "training.batch_size" in Path("errors").read_text()
+
+
+def test_an_interrupt_ends_it_in_order() -> None:
+    async def run() -> int:
+        async with launched((job_file(rounds=2000), "--json"), Path("errors")) as process:
+            await first_round(process)
+            process.interrupt()
+            return await process.wait()
+
+    assert asyncio.run(run()) == 130
+    assert not launches()
+    ended = [json.loads(line) for line in Path("runs/digits/events.jsonl").read_text().splitlines()][-1]
+    assert (ended["kind"], ended["status"]) == ("run_ended", "stopped")
+
+
+def test_it_is_killed_with_its_workers_where_the_sweep_gives_it_up() -> None:
+    async def run() -> list[psutil.Process]:
+        async with launched((job_file(rounds=2000), "--json"), Path("errors")) as process:
+            await first_round(process)
+            began = launches()
+            assert len(began) > 1
+        return began
+
+    gone, alive = psutil.wait_procs(asyncio.run(run()), timeout=20)
+    assert gone
+    assert not alive
+
+
+SWEEP = """
+import asyncio, pathlib
+from idletrain.sweeps.trial_process import launched
+
+async def run():
+    async with launched(("job.yaml", "--json"), pathlib.Path("errors")) as process:
+        await process.output.readline()
+        print("trains", flush=True)
+        await process.wait()
+
+asyncio.run(run())
+"""
+
+
+def test_nothing_outlives_a_sweep_that_is_killed() -> None:
+    job_file(rounds=2000)
+    with subprocess.Popen([sys.executable, "-c", SWEEP], stdout=subprocess.PIPE) as sweep:
+        assert sweep.stdout
+        assert sweep.stdout.readline() == b"trains\n"
+        began = psutil.Process(sweep.pid).children(recursive=True)
+        assert [p for p in began if p.name().startswith("idletrain-laun")]
+        sweep.kill()
+    _, alive = psutil.wait_procs(began, timeout=30)
+    assert not alive
