@@ -44,6 +44,7 @@ from idletrain.observe.records import read_records
 
 SAMPLE_SECONDS = 0.2
 EVALUATIONS = 2.0  # % of the core-seconds
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 ROLES = ("head", "scheduler", "parent of the workers", "workers' main threads", "workers' other threads")
 
 
@@ -117,7 +118,10 @@ def launched(tree: Mapping[str, Any], workers: int, churn: int) -> dict[str, Any
         options = ["--churn", f"{churn}s"] if churn else []
         command = [sys.executable, "-m", "idletrain", "launch", f"{folder}/job.yaml", "--json", *options]
         started = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder) as process:
+        environment = {**os.environ, **ONE_THREAD}  # or evaluations would use more cores than their seconds tell
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=folder, env=environment
+        ) as process:
             assert process.stdout is not None
             roles = Roles(process.pid)
             with background(process.stdout) as lines:
@@ -157,7 +161,7 @@ def loop(tree: Mapping[str, Any], steps: int) -> None:
 def bare_loops(tree: Mapping[str, Any], steps: int, processes: int) -> dict[str, float]:
     """Run a plain loop of so many steps, divided among processes; return its core-seconds and wall seconds."""
     code = f"from benchmarks.efficiency import loop; loop({dict(tree)!r}, {steps // processes})"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **ONE_THREAD}
     started = time.perf_counter()
     running = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(processes)]
     used = 0.0

@@ -236,9 +236,15 @@ def markers(name: str) -> tuple[str, str]:
 
 
 def between(text: str, begin: str, end: str, content: str) -> str:
-    """Return the text with its content between two markers replaced."""
+    """Return the text with its content between two markers replaced.
+
+    Raises:
+        ValueError: it lacks a marker.
+    """
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
+    if not rest or end not in rest:
+        raise ValueError(f"the page has no {begin} or no {end}")
     return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 

@@ -21,7 +21,7 @@ from idletrain.observe.record_fields import ROUND_PARTS
 # where 10 cost 3 to 11 % (results/defaults.json): a subnet has to settle before it is cut again.
 TRIED_STEPS = (1, 2, 5, 10, 25, 50, 100)
 LEAST_STEPS = {"ist": 25, "local-sgd": 1}
-MAX_STEPS = {"ist": 100, "local-sgd": 50}
+MOST_STEPS = {"ist": 100, "local-sgd": 50}
 # Local steps of a subnet that are worth one step of the whole network: as many as there are subnets, and beyond three
 # subnets growing with the square root only (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight
 # 1,000 to 200; results/autotune.json: sixteen take 1.3 to 1.5 times the rounds of eight). With every neuron in several
@@ -232,7 +232,7 @@ def min_steps(option: TrainingOption, fleet: FleetFigures, allowed: Sequence[int
 
     They are within what the method learns well with, unless the job allows no such number.
     """
-    least, most = LEAST_STEPS[option.method], MAX_STEPS[option.method]
+    least, most = LEAST_STEPS[option.method], MOST_STEPS[option.method]
     candidates = [steps for steps in sorted(allowed) if least <= steps <= most] or [min(allowed)]
     return next((s for s in candidates if forecast_round(option, s, fleet).exchange_share <= AMORTISED), candidates[-1])
 

@@ -107,13 +107,15 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
 
     from idletrain.autotune.choose import remembering
     from idletrain.cluster.access import with_link
+    from idletrain.cluster.fork_server import is_fork
     from idletrain.nn.prepare import prepare_job
-    from idletrain.nn.threads import as_environment_says
+    from idletrain.nn.threads import use_threads_of_environment
     from idletrain.observe import display
     from idletrain.observe.forecast_record import ForecastTracker
     from idletrain.run import compose
 
-    as_environment_says()
+    if is_fork():
+        use_threads_of_environment()
     provider, prepare = options.provider, remembering(prepare_job)
 
     def report(text: str) -> None:

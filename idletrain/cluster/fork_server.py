@@ -68,6 +68,11 @@ def take_left() -> Left | None:
     return _left.pop() if _left else None
 
 
+def is_fork() -> bool:
+    """Return whether this process is the fork of a warm parent, or one."""
+    return bool(_imported)
+
+
 def title(module: str, arguments: Sequence[str]) -> str:
     """Return a fork's name for ps and top, which show 15 letters: `idletrain-work` for a worker."""
     return f"idletrain-{arguments[0] if module == 'idletrain' else module.rpartition('.')[2]}"[:14]

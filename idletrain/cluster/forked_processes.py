@@ -166,7 +166,7 @@ class WarmParent:
 
         Args:
             arguments: Of its module.
-            log: An existing file for its output.
+            log: A file for its output.
             environment: All of its variables.
             module: What it runs.
             folder: Its working directory; None for this process'.
@@ -315,7 +315,7 @@ def start(
         environment: All of its variables.
         output: An open file for its output alone; None for the log.
         at_parents_end: The signal that it gets when this process ends.
-        has_forks: Whether it starts such processes itself.
+        has_forks: Leave it a warm parent of its own, as it starts such processes itself.
 
     Raises:
         OSError: no process can be started.
@@ -329,8 +329,15 @@ def start(
                 command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
             )
         with _choosing:
-            how: Request = {"path": sys.path, "files": files, "at_parents_end": at_parents_end, "has_forks": has_forks}
-            return _parent(environment).start(arguments, log, environment, **how)
+            return _parent(environment).start(
+                arguments,
+                log,
+                environment,
+                path=sys.path,
+                files=files,
+                at_parents_end=at_parents_end,
+                has_forks=has_forks,
+            )
 
 
 class Piped(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 
+import psutil
 import torch
 
 
@@ -21,7 +21,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def as_environment_says() -> None:
-    """Compute with a thread a core, unless the environment says otherwise: a fork of a warm parent has one thread."""
-    if sys.platform == "linux" and torch.get_num_threads() == 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
+def use_threads_of_environment() -> None:
+    """Compute with as many threads as torch would have taken on its own.
+
+    A process that is a fork has the one thread of its warm parent, as workers do.
+    """
+    named = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS") or ""
+    cores = min(psutil.cpu_count(logical=False) or 1, len(psutil.Process().cpu_affinity()))
+    torch.set_num_threads(int(named) if named.isdecimal() and int(named) else cores)

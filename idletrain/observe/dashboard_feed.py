@@ -18,6 +18,7 @@ from idletrain.observe.summary import Summary
 
 PUBLISH_SECONDS = 0.5  # often enough for people; costs the scheduler a message of some 30 KB with 100 workers
 PUBLISH_SHARE = 0.02  # of the head's time that views may take: those of thousands of workers are sent less often
+MOST_PUBLISH_SECONDS = 2.0  # or the page says that the head is silent
 LAST_PUBLISH_SECONDS = 2.0
 
 
@@ -71,7 +72,7 @@ async def publishing(client: Client, summary: Summary, *, allow_control: bool) -
             if summary.status != "starting":
                 with contextlib.suppress(OSError):  # a lost scheduler is handled elsewhere
                     seconds = await send()
-            await asyncio.sleep(max(PUBLISH_SECONDS, seconds / PUBLISH_SHARE))
+            await asyncio.sleep(min(max(PUBLISH_SECONDS, seconds / PUBLISH_SHARE), MOST_PUBLISH_SECONDS))
 
     sending = asyncio.ensure_future(repeat())
     try:

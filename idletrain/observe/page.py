@@ -33,7 +33,7 @@ PAGE_KEY = "idletrain-page"  # of the scheduler's metadata: whether the schedule
 SIGNALS = {"drain": signal.SIGTERM, "kill": signal.SIGKILL}
 DASK_TEMPLATES = Path(distributed.__file__).parent / "http" / "templates"
 CURVES = ("curve", "metric_curves", "preempted", "target")  # fields of a view from which its charts are drawn
-PAGE_SILENCE_SECONDS = 5.0  # without a new view; a head sends ten in that time
+PAGE_SILENCE_SECONDS = 5.0  # without a new view; a head sends ten in that time, of many workers two
 WAITING = "<p>No run has started on this scheduler yet.</p>"
 _collectors: dict[str, RunCollector] = {}  # by scheduler; a global, as Prometheus' registry is one
 

@@ -27,7 +27,7 @@ FIRST_LOOK = 64  # workers that are looked at first, beside four for each subnet
 
 def queued_subnets(state: RoundState) -> Sequence[int]:
     """Return the subnets that are leased to a worker that first finishes another one."""
-    several = (state.workers[name].attempts for name in state.workers.busy)
+    several = (state.workers[name].attempts for name in state.workers.queueing)
     behind = [item for attempts in several for item in list(attempts.items())[1:]]
     leases = ((held.number, state.lease_of(held.number, attempt)) for attempt, held in behind)
     return [k for k, lease in leases if lease and lease.queued]

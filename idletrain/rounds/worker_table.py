@@ -72,6 +72,11 @@ class WorkerState:
         has_room = self.stays and 0 < len(self.attempts) < self.leases
         return next(iter(self.attempts.values())).due if has_room else None
 
+    @property
+    def queues(self) -> bool:
+        """Return whether it holds a subnet behind another, but for those that it is no longer to train."""
+        return any(attempt not in self.unwanted for attempt in list(self.attempts)[1:])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerTable(Mapping[str, WorkerState]):
@@ -81,13 +86,13 @@ class WorkerTable(Mapping[str, WorkerState]):
         workers: All of them.
         idle: Those that are idle.
         roomy: Those that have room, the one first that is done first.
-        busy: Those that hold more than one subnet which they are still to train.
+        queueing: Those that hold a subnet which they are to train behind another.
     """
 
     workers: PersistentMap[WorkerState] = field(default_factory=PersistentMap)
     idle: PersistentMap[None] = field(default_factory=PersistentMap)
     roomy: Ranked[str] = field(default_factory=Ranked)
-    busy: PersistentMap[None] = field(default_factory=PersistentMap)
+    queueing: PersistentMap[None] = field(default_factory=PersistentMap)
 
     @classmethod
     def of(cls, workers: Mapping[str, WorkerState]) -> WorkerTable:
@@ -103,13 +108,13 @@ class WorkerTable(Mapping[str, WorkerState]):
             self.workers.put(name, worker),
             _marked(self.idle, name, worker.is_idle),
             self._ranked(name, worker),
-            _marked(self.busy, name, len(worker.attempts) - len(worker.unwanted) > 1),
+            _marked(self.queueing, name, worker.queues),
         )
 
     def drop(self, name: str) -> WorkerTable:
         """Return the table without a worker."""
         return WorkerTable(
-            self.workers.drop(name), self.idle.drop(name), self._ranked(name, None), self.busy.drop(name)
+            self.workers.drop(name), self.idle.drop(name), self._ranked(name, None), self.queueing.drop(name)
         )
 
     def _ranked(self, name: str, worker: WorkerState | None) -> Ranked[str]:

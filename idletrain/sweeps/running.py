@@ -148,12 +148,12 @@ class Sweep:
             async with launched((str(file), "--json", *again, *self._settings.options), errors) as process:
                 try:
                     await self._follow(trial, process)
+                    return await process.wait()
                 except asyncio.CancelledError:
                     result.state = "stopped"
                     process.interrupt()
                     await process.wait()
                     raise
-                return await process.wait()
         finally:
             self._file.write(self.results)
 

@@ -12,7 +12,6 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from idletrain.cluster import forked_processes
 from idletrain.cluster.forked_processes import ForkedProcess
@@ -31,7 +30,7 @@ MODULES = (
 
 
 def warm_up() -> None:
-    """Have what trials import be imported meanwhile.
+    """Import what trials need in another process, meanwhile.
 
     Raises:
         OSError: no process can be started.
@@ -44,9 +43,6 @@ class TrialProcess:
 
     Args:
         process: Its process, which ends in order when this one does.
-        output: What it prints.
-
-    Attributes:
         output: The lines that it prints.
     """
 
@@ -55,7 +51,7 @@ class TrialProcess:
 
     def interrupt(self) -> None:
         """Stop it as Ctrl-C does."""
-        self._signal(signal.SIGINT)
+        self._process.send_signal(signal.SIGINT)
 
     async def wait(self) -> int:
         """Wait for its end, whatever it still prints; return its exit code."""
@@ -67,11 +63,7 @@ class TrialProcess:
 
     def kill(self) -> None:
         """End it at once, if it still runs."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
+        self._process.kill()
 
 
 @contextlib.asynccontextmanager
@@ -82,21 +74,22 @@ async def launched(arguments: Sequence[str], errors: Path) -> AsyncIterator[Tria
         arguments: Its arguments.
         errors: A file for its errors.
     """
-    ours, theirs = os.pipe()
-    output = asyncio.StreamReader(limit=LONGEST_LINE)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", 0)
-    )
+    output, (ours, theirs) = asyncio.StreamReader(limit=LONGEST_LINE), os.pipe()
+    with os.fdopen(theirs, "wb") as printed:
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", 0)
+        )
+        process = forked_processes.start(
+            ("launch", *arguments),
+            errors,
+            os.environ,
+            output=printed.fileno(),
+            at_parents_end=signal.SIGTERM,
+            has_forks=True,
+        )
+    trial = TrialProcess(process, output)
     try:
-        try:
-            how: dict[str, Any] = {"at_parents_end": signal.SIGTERM, "has_forks": True}
-            process = forked_processes.start(("launch", *arguments), errors, os.environ, output=theirs, **how)
-        finally:
-            os.close(theirs)
-        trial = TrialProcess(process, output)
-        try:
-            yield trial
-        finally:
-            trial.kill()
+        yield trial
     finally:
+        trial.kill()
         transport.close()

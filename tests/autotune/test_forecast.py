@@ -109,7 +109,7 @@ def test_a_round_takes_time_and_a_quicker_link_never_more(
 def test_the_fewest_steps_that_are_enough_are_taken(option: TrainingOption, fleet: FleetFigures) -> None:
     steps = forecast.min_steps(option, fleet, forecast.TRIED_STEPS)
     share = forecast.forecast_round(option, steps, fleet).exchange_share
-    least, most = forecast.LEAST_STEPS[option.method], forecast.MAX_STEPS[option.method]
+    least, most = forecast.LEAST_STEPS[option.method], forecast.MOST_STEPS[option.method]
     assert least <= steps <= most
     assert share <= forecast.AMORTISED or steps == most
     fewer = [s for s in forecast.TRIED_STEPS if least <= s < steps]
@@ -145,6 +145,12 @@ def test_over_fast_links_whole_networks_are_averaged() -> None:
     choice = forecast.choose_option([whole(8_000_000, 0.08), ist(8, 260_000, 0.02)], LOOPBACK)
     assert choice.option.method == "local-sgd"
     assert choice.local_steps <= 10
+
+
+def test_the_more_local_steps_that_subnets_take_let_them_win_where_both_are_about_as_good() -> None:
+    """Whole networks exchange after 10 steps here, subnets after 25, so that their exchange is a smaller part."""
+    choice = forecast.choose_option([whole(8_000_000, 0.1), ist(8, 260_000, 0.02)], LOOPBACK)
+    assert (choice.option.method, choice.local_steps) == ("ist", 25)
 
 
 def test_where_the_exchange_is_next_to_nothing_it_happens_at_every_step() -> None:

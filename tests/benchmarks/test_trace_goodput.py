@@ -54,6 +54,17 @@ def test_idletrain_should_be_above_both_peers():
     assert figures["ist-salvage: goodput / the better peer's"].value == pytest.approx(0.9 / 0.7)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "met"), [(12.0, 30.0, True), (31.0, 30.0, False), (None, 30.0, False), (12.0, None, None)]
+)
+def test_rolling_is_judged_by_its_time_to_the_accuracy_wherever_torchft_reaches_it(ours, theirs, met):
+    run = {"goodput": 0.9, "of_all": 0.5, "steps_per_node_second": 1.0, "target": 0.88}
+    times = {"ist-rolling": ours, "torchft": theirs}
+    figures = figures_of([{"contender": name, "seconds_to_target": seconds, **run} for name, seconds in times.items()])
+    judged = [figure.met for figure in figures if "torchft's" in figure.what]
+    assert judged == ([] if met is None else [met])
+
+
 def test_without_a_trace_it_says_what_is_missing(monkeypatch, capsys):
     monkeypatch.delenv("IDLETRAIN_TRACE", raising=False)
     with pytest.raises(SystemExit):

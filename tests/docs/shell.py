@@ -211,7 +211,9 @@ class Shell:
     def _start(self, line: str, words: list[str]) -> None:
         log = self._log(line)
         log.unlink(missing_ok=True)
-        start = warm.execute if words[0] == "dask" else warm.start  # a scheduler has no torch
+        start = (
+            warm.execute if words[0] == "dask" else warm.start
+        )  # a scheduler has no torch, whose memory a fork would have
         self.running[line] = start([sys.executable, "-m", *words], os.environ, log, Path.cwd())
 
     def _log(self, line: str) -> Path:

@@ -27,8 +27,10 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_unit_gives_the_worker_its_notice_once_and_time_to_go() -> None:
-    lines = UNIT.read_text().splitlines()
-    assert f"ExecStart={PROGRAM} worker $SCHEDULER --when-idle 20%% $OPTIONS" in lines
+    lines = re.sub(r"\\\n\s+", "", UNIT.read_text()).splitlines()
+    files = "--tls-ca-file /etc/idletrain/ca-file --tls-cert /etc/idletrain/cert --tls-key /etc/idletrain/key"
+    assert f"ExecStart={PROGRAM} worker $SCHEDULER --when-idle 20%% {files}" in lines
+    assert {"DynamicUser=yes", "SupplementaryGroups=idletrain"} <= {*lines}  # who may read them
     assert "KillMode=mixed" in lines
     assert "Restart=always" in lines
 
@@ -40,4 +42,5 @@ def test_the_crontab_line_is_what_cron_and_the_shell_take() -> None:
     assert not re.search(r"(?<!\\)%", command)  # one without a backslash would end the command
     shell = command.replace("\\%", "%")
     subprocess.run(["sh", "-n", "-c", shell], check=True)
-    assert f"{PROGRAM} worker tls://head.example.org:8786 --when-idle 20%" in shell
+    files = "--tls-ca-file worker/ca-file --tls-cert worker/cert --tls-key worker/key"  # cron starts it at home
+    assert f"{PROGRAM} worker tls://head.example.org:8786 --when-idle 20% {files}" in shell

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
+import psutil
 import pytest
 import torch
 
-from idletrain.nn.threads import as_environment_says, one_thread
+from idletrain.nn.threads import one_thread, use_threads_of_environment
 
 
 def test_one_thread_computes_within_and_as_many_as_before_behind_also_after_an_error() -> None:
@@ -24,13 +23,22 @@ def test_one_thread_computes_within_and_as_many_as_before_behind_also_after_an_e
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("variable", "threads"), [("", len(os.sched_getaffinity(0))), ("1", 1)])
-def test_a_fork_of_a_warm_parent_computes_with_all_cores_unless_the_environment_says_otherwise(
-    variable: str, threads: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "2"}, 2),
+        ({"OMP_NUM_THREADS": "4,2"}, 0),
+    ],
+)
+def test_a_fork_computes_with_as_many_threads_as_its_environment_says_or_else_with_all_cores(
+    variables: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if variable:
-        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with one_thread():
-        as_environment_says()
-        assert torch.get_num_threads() == threads
+        use_threads_of_environment()
+        cores = min(psutil.cpu_count(logical=False), len(psutil.Process().cpu_affinity()))
+        assert torch.get_num_threads() == (threads or cores)

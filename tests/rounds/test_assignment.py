@@ -50,6 +50,21 @@ def test_a_joiner_takes_over_what_waits_behind_another_subnet() -> None:
     assert world.lost == []
 
 
+def test_a_joiner_takes_over_what_waits_behind_a_subnet_that_nobody_wants_any_more() -> None:
+    """The first lease of a worker expires while it is in a step; the second one should not wait for the step's end."""
+    world = World(needs=(SMALL,) * 2)
+    world.join("a", leases=2)
+    first, second = (granted.lease for granted in world.leases)
+    world.now = 9.0
+    assert world.send(Heartbeat, second, steps=0) is Reply.ACCEPTED
+    world.now = 11.0
+    world.do(ClockTick)
+    assert first.attempt in world.state.workers["a"].unwanted
+    assert world.state.subnets[second.subnet].lease.queued
+    world.join("b", "c")
+    assert {(c.lease.subnet, c.worker) for c in world.leases[-2:]} == {(first.subnet, "b"), (second.subnet, "c")}
+
+
 def test_the_end_of_a_subnet_costs_as_much_with_ten_times_the_workers() -> None:
     """Half of the workers hold an attempt that others took over, and some are idle."""
     costs = []

@@ -41,6 +41,6 @@ def test_who_is_idle_and_who_has_room_follows_from_the_workers(changes: list[tup
     assert table == WorkerTable.of(expected)
     staying = {name: worker for name, worker in expected.items() if not (worker.draining or worker.hung)}
     assert set(table.idle) == {name for name, worker in staying.items() if not worker.attempts}
-    assert set(table.busy) == {name for name, w in expected.items() if len(w.attempts.keys() - w.unwanted) > 1}
+    assert set(table.queueing) == {name for name, w in expected.items() if {*w.attempts} - {*w.unwanted, 0}}
     roomy = [(w.attempts[0].due, name) for name, w in staying.items() if 0 < len(w.attempts) < w.leases]
     assert list(table.roomy) == [name for _, name in sorted(roomy)]

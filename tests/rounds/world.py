@@ -184,7 +184,7 @@ class World:
         assert now.subnets == SubnetTable.of(now.subnets)
         anew = WorkerTable.of(now.workers)
         assert now.workers == anew
-        assert (now.workers.idle, now.workers.roomy, now.workers.busy) == (anew.idle, anew.roomy, anew.busy)
+        assert (now.workers.idle, now.workers.roomy, now.workers.queueing) == (anew.idle, anew.roomy, anew.queueing)
         if now.stage is RunStage.DONE:
             return
         assert all(s.phase is Phase.LEASED for s in now.subnets if s.lease.queued)

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from test_trial_process import processes
 
 from idletrain.sweeps import running
 from idletrain.sweeps.grid import SweepTrial, Varied, trials
@@ -41,11 +42,6 @@ def sweep(found: list[SweepTrial], **changes: Any) -> Sweep:
 def with_rates(*rates: float, **training: Any) -> list[SweepTrial]:
     tree = {**TREE, "training": {**TREE["training"], "optimizer": {"name": "sgd"}, **training}}
     return trials(tree, [Varied("training.optimizer.lr", rates)])
-
-
-def launches() -> list[psutil.Process]:
-    """The launches under way."""
-    return [p for p in psutil.Process().children(recursive=True) if p.name().startswith("idletrain-laun")]
 
 
 def test_every_trial_runs_and_the_same_command_starts_none_again() -> None:
@@ -81,14 +77,14 @@ def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on_later() -> None:
         while not under_way.results[trial.job.name].began:
             await asyncio.sleep(0.05)
             assert not running.done()
-        assert launches()
+        began = [*processes()["idletrain-laun"], *processes().get("idletrain-work", ())]
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
+        assert not psutil.wait_procs(began, timeout=20)[1]
 
     asyncio.run(stopped())
     assert under_way.results[trial.job.name].state == "stopped"
-    assert not launches()
     (shorter,) = with_rates(0.1, rounds=151)  # the same run, of which little is left to do here
     assert shorter.job.name == trial.job.name
     later = sweep([shorter])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -38,13 +39,13 @@ def job_file(**training: Any) -> str:
     return str(path)
 
 
-def launches() -> list[psutil.Process]:
-    """The forks that are launches, and the workers that these have started."""
-    return [
-        p
-        for p in psutil.Process().children(recursive=True)
-        if p.name().startswith(("idletrain-laun", "idletrain-work"))
-    ]
+def processes() -> dict[str, list[psutil.Process]]:
+    """The processes below this one, by the first letters of their names."""
+    found: dict[str, list[psutil.Process]] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.setdefault(process.name()[:14], []).append(process)
+    return found
 
 
 async def first_round(process: TrialProcess) -> dict[str, Any]:
@@ -55,16 +56,19 @@ async def first_round(process: TrialProcess) -> dict[str, Any]:
     raise AssertionError("it ended before its first round")
 
 
-def test_it_prints_its_rounds_and_ends_with_its_exit_code() -> None:
-    async def run() -> tuple[list[bytes], int]:
+def test_it_prints_its_rounds_and_its_workers_are_forks_of_its_own_parent_which_end_with_it() -> None:
+    async def run() -> tuple[list[psutil.Process], list[bytes], int]:
         async with launched((job_file(), "--json"), Path("errors")) as process:
-            lines = [line async for line in process.output]
-            return lines, await process.wait()
+            await first_round(process)
+            there = processes()
+            (launch,), workers = there["idletrain-laun"], there["idletrain-work"]
+            assert {worker.parent().parent() for worker in workers} == {launch}
+            return [launch, *workers], [line async for line in process.output], await process.wait()
 
-    lines, code = asyncio.run(run())
+    began, lines, code = asyncio.run(run())
     assert code == 0
     assert json.loads(lines[-1])["status"] == "completed"
-    assert not launches()
+    assert not psutil.wait_procs(began, timeout=20)[1]
 
 
 def test_what_it_says_of_a_fault_is_in_its_errors() -> None:
@@ -77,14 +81,16 @@ def test_what_it_says_of_a_fault_is_in_its_errors() -> None:
 
 
 def test_an_interrupt_ends_it_in_order() -> None:
-    async def run() -> int:
+    async def run() -> tuple[list[psutil.Process], int]:
         async with launched((job_file(rounds=2000), "--json"), Path("errors")) as process:
             await first_round(process)
+            began = [*processes()["idletrain-laun"], *processes()["idletrain-work"]]
             process.interrupt()
-            return await process.wait()
+            return began, await process.wait()
 
-    assert asyncio.run(run()) == 130
-    assert not launches()
+    began, code = asyncio.run(run())
+    assert code == 130
+    assert not psutil.wait_procs(began, timeout=20)[1]
     ended = [json.loads(line) for line in Path("runs/digits/events.jsonl").read_text().splitlines()][-1]
     assert (ended["kind"], ended["status"]) == ("run_ended", "stopped")
 
@@ -93,13 +99,9 @@ def test_it_is_killed_with_its_workers_where_the_sweep_gives_it_up() -> None:
     async def run() -> list[psutil.Process]:
         async with launched((job_file(rounds=2000), "--json"), Path("errors")) as process:
             await first_round(process)
-            began = launches()
-            assert len(began) > 1
-        return began
+            return [*processes()["idletrain-laun"], *processes()["idletrain-work"]]
 
-    gone, alive = psutil.wait_procs(asyncio.run(run()), timeout=20)
-    assert gone
-    assert not alive
+    assert not psutil.wait_procs(asyncio.run(run()), timeout=20)[1]
 
 
 SWEEP = """
