@@ -26,6 +26,9 @@ def results() -> list[dict[str, Any]]:
         ("concepts/recipes.md", *tables.markers("recipes"), tables.recipes),
         ("concepts/recipes.md", *tables.markers("endings"), tables.endings),
         ("concepts/recipes.md", *tables.markers("rates"), tables.rates),
+        ("concepts/recipes.md", *tables.markers("splits"), tables.splits),
+        ("concepts/recipes.md", *tables.markers("defaults"), tables.defaults),
+        ("concepts/policies.md", *tables.markers("rolling"), tables.rolling),
     ],
 )
 def test_table_is_as_generated(results: list[dict[str, Any]], page: str, begin: str, end: str, make: Any) -> None:

@@ -56,7 +56,7 @@ def test_a_joiner_takes_over_what_waits_behind_a_subnet_that_nobody_wants_any_mo
     world.join("a", leases=2)
     first, second = (granted.lease for granted in world.leases)
     world.now = 9.0
-    assert world.send(Heartbeat, second, steps=0) is Reply.ACCEPTED
+    assert world.send(Heartbeat, second, steps=0, doing="wait") is Reply.ACCEPTED
     world.now = 11.0
     world.do(ClockTick)
     assert first.attempt in world.state.workers["a"].unwanted
