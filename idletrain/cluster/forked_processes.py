@@ -321,12 +321,11 @@ def start(
         OSError: no process can be started.
     """
     with log.open("ab") as errors, Path(os.devnull).open("rb") as nothing:
-        files = nothing.fileno(), errors.fileno() if output is None else output, errors.fileno()
+        printed = errors.fileno() if output is None else output
         if sys.platform != "linux":
             command = owned_process.command("idletrain", *arguments, number=at_parents_end)
-            stdin, stdout, stderr = files
             return subprocess.Popen(
-                command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+                command, stdin=nothing, stdout=printed, stderr=errors, env=environment, start_new_session=True
             )
         with _choosing:
             return _parent(environment).start(
@@ -334,7 +333,7 @@ def start(
                 log,
                 environment,
                 path=sys.path,
-                files=files,
+                files=(nothing.fileno(), printed, errors.fileno()),
                 at_parents_end=at_parents_end,
                 has_forks=has_forks,
             )

@@ -9,20 +9,12 @@ from typing import Any
 
 import psutil
 import pytest
-from test_trial_process import processes
+from test_trial_process import JOB, processes
 
 from idletrain.sweeps import running
 from idletrain.sweeps.grid import SweepTrial, Varied, trials
 from idletrain.sweeps.running import Sweep, SweepSettings
 from idletrain.sweeps.trial_results import ResultsFile
-
-TREE: dict[str, Any] = {
-    "name": "digits",
-    "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 16, 10]}},
-    "data": {"name": "digits"},
-    "training": {"method": "ist", "subnets": 2, "local_steps": 5, "rounds": 3, "evaluate_every": 1},
-    "nodes": {"count": 1, "memory": "1GiB"},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +32,7 @@ def sweep(found: list[SweepTrial], **changes: Any) -> Sweep:
 
 
 def with_rates(*rates: float, **training: Any) -> list[SweepTrial]:
-    tree = {**TREE, "training": {**TREE["training"], "optimizer": {"name": "sgd"}, **training}}
+    tree = {**JOB, "training": {**JOB["training"], "optimizer": {"name": "sgd"}, **training}}
     return trials(tree, [Varied("training.optimizer.lr", rates)])
 
 
