@@ -50,7 +50,7 @@ and `kind`. The kinds and their fields:
     spot_price       type, zone, usd_per_hour
     waiting          reason
     run_ended        status, rounds, accuracy, loss, calibration_error, temperature, constant_loss, metrics, best_round,
-                     params_sha256, run_dir, reason (where it failed or stopped early)
+                     params_sha256, run_dir, reason (where it failed or stopped early); the last event of a head
 
 Under preemption.policy: rolling the `round` of a subnet's kinds (leased to attempt_ended) is how many subnets its lane
 had before; that of all others is the clock's, as a neuron has had on average.
@@ -100,10 +100,16 @@ class Recorder:
         except OSError as error:  # records never block a run
             logger.warning("%s cannot be written (%s): the run goes on without its records", path, error.strerror)
         self._sinks, self._complete = tuple(sinks), complete
-        self._started = time.monotonic()
+        self._started, self._ended = time.monotonic(), False
 
     def __call__(self, kind: str, **fields: Any) -> None:
-        """Record an event. A full disk loses lines here but never the run, which needs only the write-ahead log."""
+        """Record an event, unless the run's end has been recorded: what workers still send then changes nothing.
+
+        A full disk loses lines here but never the run, which needs only the write-ahead log.
+        """
+        if self._ended:
+            return
+        self._ended = kind == "run_ended"
         event = {"v": SCHEMA, "t": time.time(), "s": time.monotonic() - self._started, "kind": kind, **fields}
         self._complete(event)
         if self._file:

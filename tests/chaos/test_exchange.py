@@ -238,8 +238,11 @@ def test_what_an_update_lacks_comes_later_and_survives_the_head(
     assert repaired["round"] in {record["of"] for record in late}
     assert all(record["of"] < record["round"] for record in late)
     partial = [record for record in run.records("stage") if record["norm_fraction"] < 1]
-    assert partial, "nothing came late"
-    assert all(record["norm_fraction"] >= 1 - run.job.training.exchange.norm_loss for record in partial)
+    # On busy cores salvage may close a round while an update is in flight, and keep what is there.
+    closed = {event["attempt"] for event in run.events("lost") if event.get("norm_fraction")}
+    accepted = [record for record in partial if record["attempt"] not in closed]
+    assert accepted, "nothing came late"
+    assert all(record["norm_fraction"] >= 1 - run.job.training.exchange.norm_loss for record in accepted)
     # The network of the write-ahead log, late rows included, is the one that the last head ended with.
     program = from_settings(run.job.model, run.job.data, run.job.training).program
     recovered = recovery.load_network(run.dir, program)

@@ -25,6 +25,16 @@ def test_what_is_recorded_is_reported_to_sinks_and_read_back(tmp_path: Path) -> 
     assert all(e.keys() >= {"v", "t", "s"} and e["v"] == 2 for e in seen)
 
 
+def test_nothing_follows_the_end_of_a_run(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    recorder = Recorder(tmp_path / "events.jsonl", [seen.append])
+    recorder("run_ended", status="stopped", rounds=1, params_sha256="0", run_dir="runs/digits")
+    recorder("refused", round=1, subnet=0, attempt=3, reply="stale-round", where="")  # a push that was under way
+    recorder.close()
+    assert [event["kind"] for event in seen] == ["run_ended"]
+    assert list(read_records(tmp_path / "events.jsonl")) == seen
+
+
 def test_a_line_that_is_half_written_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(e) + "\n" for e in CHURN) + '{"kind": "round_comm')
