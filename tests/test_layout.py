@@ -27,6 +27,7 @@ ELSEWHERE = {
     "cli/plan_network.py": "cli/test_plan_table.py",
     "cli/package_wheel.py": "first_hour/test_wheel.py",
     "cli/spot.py": "chaos",
+    "cli/sweep_table.py": "cli/test_sweep.py",
     "cli/train.py": "cli/test_main.py",
     "cli/watch.py": "cli/test_main.py",
     "cli/worker.py": "cli/test_main.py",

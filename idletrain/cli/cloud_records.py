@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from idletrain.errors import JobError, reading
 from idletrain.observe.records import Record, Sink
 from idletrain.providers.protocol import CloudProvider
 
 if TYPE_CHECKING:
+    from idletrain.cloud.record import SweepOrder
     from idletrain.job import Job
+    from idletrain.storage import S3Prefix
+    from idletrain.sweeps.grid import SweepTrial
+    from idletrain.sweeps.trial_results import SweepResult
 
 UNFINISHED_STATES = ("starting", "running")  # states of a run whose head has not recorded its end
 
@@ -36,6 +42,39 @@ def read_events(prefix: Any) -> list[dict[str, Any]]:
     return s3_mirror.events(prefix)
 
 
+def sweep_at(prefix: Any) -> SweepOrder | None:
+    """Return the sweep that a prefix holds; None if it holds a run.
+
+    Raises:
+        RunError: it holds neither.
+    """
+    from idletrain.cloud import record
+
+    return record.read(prefix).sweep
+
+
+def refuse_trial(prefix: Any, name: str) -> None:
+    """Raise JobError for a trial, whose machines are its sweep's."""
+    from idletrain.cloud import record
+
+    if prefix.names(record.RUN_RECORD_KEY) and (sweep := record.read(prefix).of_sweep):
+        raise JobError(f"{name} is a trial of the sweep {sweep} and trains on its machines; name {sweep}")
+
+
+def stored_results(prefix: S3Prefix, trials: Sequence[SweepTrial]) -> dict[str, SweepResult]:
+    """Return what the trials of a sweep have come to, as its head has stored it.
+
+    Raises:
+        DamageError: it is something else.
+    """
+    from idletrain.rounds.durable.s3_mirror import SWEEP_RESULTS
+    from idletrain.sweeps.trial_results import parse_results
+
+    stored = prefix.get(SWEEP_RESULTS)
+    with reading(f"{prefix.url}{SWEEP_RESULTS}", "take that object away"):
+        return parse_results(stored.content if stored else b"{}", [trial.job.name for trial in trials])
+
+
 def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]:
     """Return a run's summary, what its last event does not say (its head is gone, or what is left), and its events."""
     from idletrain.cloud import record
@@ -46,6 +85,8 @@ def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]
     prefix = named_prefix(account, name)
     events, written = read_events(prefix), record.read(prefix)
     summary = summary_of(events)
+    if written.sweep:
+        _count_trials(summary, prefix, written.sweep)
     summary.run, summary.run_dir, why = written.run, prefix.url, written.leftover
     if summary.updated < written.created:  # all events are from before the resumption
         summary.status = "starting"
@@ -54,9 +95,17 @@ def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]
             summary.status, why = "failed", written.failure
         elif written.state == "ended":
             summary.status = "taken down"
-        elif lost := lost_head(account.instances(written.run, (*ALIVE_STATES, *ENDED_STATES)), written, time.time()):
+        elif lost := lost_head(account.instances(written.fleet, (*ALIVE_STATES, *ENDED_STATES)), written, time.time()):
             summary.status, why = "interrupted", lost
     return summary, why, events
+
+
+def _count_trials(summary: Any, prefix: Any, sweep: SweepOrder) -> None:
+    """Have the summary of a sweep count trials as that of a run does rounds."""
+    from idletrain.sweeps.grid import from_plain
+
+    results = stored_results(prefix, from_plain(sweep.trials))
+    summary.rounds, summary.total_rounds = sum(result.ended for result in results.values()), len(results)
 
 
 def bill_of(events: list[dict[str, Any]], now: float) -> dict[str, float | None]:

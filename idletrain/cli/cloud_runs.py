@@ -12,7 +12,7 @@ import typer
 
 from idletrain.cli import local_runs
 from idletrain.cli.arguments import FoundCloud, FoundRun, Region, run_dir_of
-from idletrain.cli.cloud_records import as_seen_from_here, bill_of, named_prefix, read_events
+from idletrain.cli.cloud_records import as_seen_from_here, bill_of, named_prefix, read_events, refuse_trial
 from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.errors import IdletrainError, RunError
 
@@ -41,6 +41,7 @@ def down(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -> Non
             raise RunError(
                 f"there is no run {run} in {account.region}; name its region with --region, or its s3:// prefix"
             )
+        refuse_trial(prefix, run)
         take_down(account, run, prefix)
     kept = f"stay in {prefix.url}" if place.provider().outlives_command else "are in runs/ once its launch has ended"
     typer.echo(f"{place.name}: nothing of it is left; its records and snapshots {kept}")
@@ -55,6 +56,9 @@ def show_cost(
 ) -> None:
     """Show what a run has cost, what it would have cost on demand, and what preemption wasted."""
     place = find_run(name, cloud, region, here="otherwise")
+    if place.cloud:
+        with place.account() as account:
+            refuse_trial(named_prefix(account, place.run), place.name)
     events = events_of(place)
     totals = bill_of(events, seen_until(place, events))
     from idletrain.observe.report import cost_line

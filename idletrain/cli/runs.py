@@ -113,10 +113,11 @@ def _local_line(run_dir: Path) -> RunLine:
 def _cloud_line(account: Any, folder: Place, name: str) -> RunLine:
     try:
         summary, _, events = run_status(account, folder.run + name)
-        bill = bill_of(events, time.time())
+        has_machines = any(event["kind"] == "instance_launched" for event in events)  # a trial has those of its sweep
+        usd = bill_of(events, time.time())["spent_usd"] if has_machines else None
     except IdletrainError as error:
         return RunLine(name, f"unreadable: {error}", place=folder.text)
-    return replace(_line(name, summary, bill["spent_usd"]), place=folder.text)
+    return replace(_line(name, summary, usd), place=folder.text)
 
 
 def _line(name: str, summary: Any, usd: float | None = None) -> RunLine:

@@ -68,7 +68,7 @@ def launch_spot(job: Job, provider: CloudProvider, options: SpotOptions) -> None
         RunError: it cannot continue.
     """
     _refuse(job, provider, options)
-    _end_in_order()
+    end_in_order()
     with contextlib.ExitStack() as stack:
         if not options.as_json:
             tell("reading the model and the data")
@@ -78,31 +78,47 @@ def launch_spot(job: Job, provider: CloudProvider, options: SpotOptions) -> None
         _run(job, provider, account, options, check)
 
 
-def _end_in_order() -> None:
+def end_in_order() -> None:
     """Let a SIGTERM, and the end of the terminal unless nohup ignores it, do what Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
-def _plan(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, check: JobCheck) -> Any:
-    """Plan the run's machines, show the plan, and ask for confirmation if they cost money."""
-    from idletrain.cli.offers import show_quote
+def plan_machines(job: Job, provider: CloudProvider, account: Any, check: JobCheck, *, resumed: bool) -> Any:
+    """Plan a run's machines.
+
+    Args:
+        job: What to run.
+        provider: Where.
+        account: The account that pays.
+        check: The check of the job's model and data.
+        resumed: Whether the run has cost something before.
+
+    Raises:
+        JobError: the account lacks something, no machine fits, or the job is wrong.
+    """
     from idletrain.cloud import launcher
 
     prefix = run_prefix(account, job)
     missing = (provider.bucket_fault(account, prefix.bucket), provider.image_fault(account, provider.image(job)))
     if account_faults := [fault for fault in missing if fault]:
         raise JobError(account_faults)
-    spent = launcher.spent_usd(account, prefix, job.name) if options.resume else 0.0
+    spent = launcher.spent_usd(account, prefix, job.name) if resumed else 0.0
     plan = launcher.make_spot_plan(job, account, storage.cache_folder(), spent)
     if faults := check.faults():
         raise JobError(faults)
+    return plan
+
+
+def _confirm(plan: Any, provider: CloudProvider, options: SpotOptions) -> None:
+    """Show a plan, and ask for confirmation if it costs money."""
+    from idletrain.cli.offers import show_quote
+
     if not options.as_json:
         show_quote(plan.quote, plan.estimate)
     if not options.yes and provider.costs_money:
         typer.confirm("Start it?", abort=True)
-    return plan
 
 
 def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, check: JobCheck) -> None:
@@ -116,7 +132,8 @@ def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, 
     from idletrain.observe.summary import Summary
 
     prefix = run_prefix(account, job)
-    plan = _plan(job, provider, account, options, check)
+    plan = plan_machines(job, provider, account, check, resumed=options.resume)
+    _confirm(plan, provider, options)
     run = launcher.start(
         plan,
         account,

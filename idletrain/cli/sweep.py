@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -15,15 +15,16 @@ from idletrain.cli.arguments import RUNS, JobFile
 from idletrain.cli.cloud_records import bill_of
 from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.cli.printing import tell
+from idletrain.cli.sweep_table import print_results
 from idletrain.cli.trust import import_from_here
 from idletrain.errors import JobError, RunError
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, Provider
 from idletrain.providers.table import provider_named
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from idletrain.job import Job
+    from idletrain.observe.records import Record
+    from idletrain.sweeps import trial_process
     from idletrain.sweeps.grid import SweepTrial
     from idletrain.sweeps.trial_results import SweepResult
 
@@ -61,48 +62,93 @@ def sweep(
     import_from_here()
     from idletrain.job_file import read_tree
     from idletrain.sweeps.grid import parse_varied, trials
-    from idletrain.sweeps.running import Sweep, SweepSettings
-    from idletrain.sweeps.trial_results import ResultsFile
 
     tree = read_tree(job) | ({"name": name} if name else {})
     found = trials(tree, [parse_varied(text) for text in varied])
-    first = found[0].job
     provider = provider_named(cloud or ("scheduler" if scheduler else "local"), LaunchRequest(scheduler=scheduler))
     budget_usd = parse_usd(budget) if budget else None
-    costs, faults = cost_and_faults(provider, first, budget_usd)
+    costs, faults = cost_and_faults(provider, found[0].job, budget_usd)
     if faults:
         raise JobError(faults)
-    watched, better = _watched(first)
+    watched, better = _watched(found[0].job)
+    request = SweepRequest(tree["name"], found, watched, better, prune, budget_usd, parallel)
+    if isinstance(provider, CloudProvider):
+        results = _in_cloud(request, provider, cloud or "", ask=costs and not yes)
+    else:
+        results = _on_workers(request, scheduler)
+    print_results(found, results, watched, better, as_json=as_json)
+    if left := [name for name, result in results.items() if not result.ended]:
+        raise RunError(f"{len(left)} of {len(found)} trials did not end: the same command goes on with them")
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """A sweep as the command line asks for it; see `sweep`."""
+
+    name: str
+    trials: Sequence[SweepTrial]
+    watched: str
+    better: Literal["higher", "lower"]
+    prune: bool
+    budget_usd: float | None
+    parallel: int
+
+
+def _on_workers(request: SweepRequest, scheduler: str | None) -> Mapping[str, SweepResult]:
+    """Run the trials in processes of their own, on this machine's workers or those of a scheduler."""
+    from idletrain.sweeps import trial_process
+    from idletrain.sweeps.running import Sweep, SweepSettings
+    from idletrain.sweeps.trial_results import ResultsFile
+
+    def start(job: Job, again: bool) -> AbstractAsyncContextManager[trial_process.TrialProcess]:
+        return trial_process.launched(job, again=again, options=("--scheduler", scheduler) if scheduler else ())
+
     settings = SweepSettings(
-        options=[*(("--scheduler", scheduler) if scheduler else ()), *(("--cloud", cloud, "--yes") if cloud else ())],
-        parallel=parallel,
-        watched=watched,
-        better=better,
-        prune=prune,
-        budget_usd=budget_usd,
+        start=start,
+        events_of=_events_here,
+        parallel=request.parallel,
+        watched=request.watched,
+        better=request.better,
+        prune=request.prune,
+        budget_usd=request.budget_usd,
         cost_of=cost_of,
         report=tell,
     )
-    under_way = Sweep(found, ResultsFile(RUNS / f"{tree['name']}.sweep.json"), settings)
-    if costs and not yes:
-        typer.confirm(f"{len(found)} trials, for ${budget_usd:.2f} at most. Start?", abort=True)
+    under_way = Sweep(request.trials, ResultsFile(RUNS / f"{request.name}.sweep.json"), settings)
+    if not all(result.ended for result in under_way.results.values()):
+        trial_process.warm_up()
     try:
         asyncio.run(under_way.run())
     except KeyboardInterrupt:
         tell("stopped; the same command goes on where it was")
         raise
-    results = under_way.results
-    if as_json:
-        typer.echo(json.dumps([{**asdict(results[t.job.name]), "name": t.job.name, "set": t.values} for t in found]))
-    else:
-        from rich.console import Console
+    return under_way.results
 
-        Console().print(_table(found, results, watched, better))
-        for name_, result in results.items():
-            for warning in result.record.get("warnings", ()):
-                typer.echo(f"warning: {name_}: {warning}", err=True)
-    if left := [name for name, result in results.items() if not result.ended]:
-        raise RunError(f"{len(left)} of {len(found)} trials did not end: the same command goes on with them")
+
+def _events_here(job: Job) -> list[Record]:
+    from idletrain.observe.records import read_records
+
+    file = job.run_dir / "events.jsonl"
+    return list(read_records(file)) if file.exists() else []
+
+
+def _in_cloud(request: SweepRequest, provider: CloudProvider, cloud: str, *, ask: bool) -> Mapping[str, SweepResult]:
+    """Run the trials on machines of their own in a cloud."""
+    from idletrain.cli.cloud_sweep import CloudSweep, sweep_in_cloud
+
+    sweep = CloudSweep(
+        name=request.name,
+        trials=request.trials,
+        budget_usd=request.budget_usd,
+        watched=request.watched,
+        better=request.better,
+        prune=request.prune,
+    )
+    if faults := sweep.faults(request.parallel):
+        raise JobError(faults)
+    if ask:
+        typer.confirm(f"{len(request.trials)} trials, for ${request.budget_usd:.2f} at most. Start?", abort=True)
+    return sweep_in_cloud(sweep, provider, cloud)
 
 
 def parse_usd(text: str) -> float:
@@ -152,42 +198,3 @@ def _watched(job: Job) -> tuple[str, Literal["higher", "lower"]]:
     name = job.stop.watched or "loss"
     own = job.training.metrics.get(name)
     return name, (own and own.better) or ("lower" if name == "loss" else "higher")
-
-
-def _table(
-    found: Sequence[SweepTrial], results: Mapping[str, SweepResult], watched: str, better: Literal["higher", "lower"]
-) -> RenderableType:
-    """Return a table of the trials, the best first."""
-    from rich import box
-    from rich.table import Table
-
-    from idletrain.observe import charts
-    from idletrain.sweeps.grid import as_written
-
-    def rank(trial: SweepTrial) -> tuple[bool, float]:
-        value = results[trial.job.name].value
-        known = value is not None and math.isfinite(value)
-        return not known, (-value if better == "higher" else value) if known and value is not None else 0.0
-
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    paths = list(found[0].values)
-    priced = any(result.usd for result in results.values())
-    classes = watched != "accuracy" and any(result.record.get("accuracy") is not None for result in results.values())
-    scores = (watched, *(("accuracy",) if classes else ()))
-    settings = (path.rpartition(".")[2] for path in paths)
-    for column in (*settings, "state", "rounds", *scores, "time", *(("cost",) if priced else ())):
-        table.add_column(column, justify="left" if column == "state" else "right")
-    table.add_column("run")
-    for trial in sorted(found, key=rank):
-        result = results[trial.job.name]
-        table.add_row(
-            *(as_written(trial.values[path]) for path in paths),
-            result.state,
-            str(result.values[-1][0] if result.values else "-"),
-            charts.fixed(result.value),
-            *((charts.fixed(result.record.get("accuracy")),) if classes else ()),
-            charts.duration(result.record["seconds"]) if result.record else "-",
-            *((charts.usd(result.usd),) if priced else ()),
-            trial.job.name,
-        )
-    return table

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idletrain.cli.arguments import RUNS, FoundCloud, Region, run_dir_of
-from idletrain.cli.cloud_records import run_status
+from idletrain.cli.cloud_records import named_prefix, run_status, sweep_at
 from idletrain.cli.places import events_of, find_run, is_over, seen_until
 from idletrain.cli.printing import show
 from idletrain.cli.runs import list_runs, local_summary, the_one_that_trains
@@ -48,12 +48,16 @@ def status(
         list_runs(cloud, region, as_json)
         return
 
+    from idletrain.cli.cloud_sweep import show_sweep
     from idletrain.cluster.access import link
     from idletrain.observe import display
 
     page = ""
     if place.cloud:
         with place.account() as account:
+            if sweep := sweep_at(prefix := named_prefix(account, place.run)):
+                show_sweep(prefix, sweep, as_json)
+                return
             summary, why, _ = run_status(account, place.run)
             if summary.status == "running" and summary.dashboard:
                 start = {"kind": "run_started", "run": summary.run, "dashboard": summary.dashboard}

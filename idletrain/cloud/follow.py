@@ -60,8 +60,8 @@ def follow(prefix: S3Prefix, sink: Sink, account: CloudAccount) -> RunRecord:
         patience = RUN_SILENCE_SECONDS if beat != first and run.state == "running" else BOOT_SECONDS
         if time.monotonic() - last_sign_at > patience:
             raise RunError(
-                f"the head of {run.run} has said nothing for {patience:.0f} s; see `idletrain logs {prefix.url}`, "
-                f"then go on with --resume or end it with `idletrain down {prefix.url}`"
+                f"the head of {run.run} has said nothing for {patience:.0f} s; see `idletrain logs {prefix.url}`, then "
+                f"{run.how_to_go_on}, or end it with `idletrain down {prefix.url}`"
             )
         time.sleep(FOLLOW_SECONDS)
 
@@ -71,7 +71,7 @@ def head_is_lost(account: CloudAccount, run: RunRecord) -> str:
     if account.region != run.site.region:
         return ""
     try:
-        machines = account.instances(run.run, (*ALIVE_STATES, *ENDED_STATES))
+        machines = account.instances(run.fleet, (*ALIVE_STATES, *ENDED_STATES))
     except IdletrainError as error:  # the head goes on, whatever the cloud tells us
         logger.warning("%s", error)
         return ""

@@ -92,8 +92,10 @@ async def _lead(
     make_private(run_dir)
     async with dask_scheduler.started(run_dir, host, PORT, identity) as address:
         upkeep = [asyncio.ensure_future(controller.run()), asyncio.ensure_future(lease.renew())]
-        head_run = await asyncio.to_thread(importlib.import_module, "idletrain.cloud.head_run")
-        working = asyncio.ensure_future(head_run.lead_run(run, prefix, controller, identity, address))
+        name = "idletrain.cloud.head_sweep" if run.sweep else "idletrain.cloud.head_run"
+        work = await asyncio.to_thread(importlib.import_module, name)
+        lead = work.lead_sweep if run.sweep else work.lead_run
+        working = asyncio.ensure_future(lead(run, prefix, controller, identity, address))
         try:
             done, _ = await asyncio.wait((working, *upkeep), return_when=asyncio.FIRST_COMPLETED)
             for task in done:

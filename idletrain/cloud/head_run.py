@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from distributed import Client
@@ -29,18 +30,36 @@ from idletrain.export import load_run, save
 from idletrain.job import Job
 from idletrain.nn.prepare import prepare_job
 from idletrain.observe.forecast_record import ForecastTracker
-from idletrain.observe.records import Recorder, read_records
+from idletrain.observe.records import Recorder, Sink, read_records
 from idletrain.observe.report import PastRun, report_page
+from idletrain.observe.summary import Summary
 from idletrain.providers.scheduler import RunningCluster
 from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable import s3_mirror
 from idletrain.rounds.durable.s3_mirror import Mirror
-from idletrain.run import Composition, RunOptions, compose
+from idletrain.run import Composition, OnStart, RunOptions, compose
 from idletrain.storage import S3Prefix, make_private
 
 logger = logging.getLogger(__name__)
 LIMIT_POLL_SECONDS = 1.0
 FIRST_NODE_SECONDS, OTHER_NODES_SECONDS = 180.0, 30.0  # to wait for nodes before they are measured
+
+
+@dataclass(frozen=True)
+class RunHooks:
+    """What else happens while a run trains.
+
+    Attributes:
+        sinks: Called with every event.
+        on_start: Called once it has started, with a function that stops it and one that records an event.
+        on_end: Called once nothing more can be recorded.
+        summary: Accumulates its events, each before the sinks get it.
+    """
+
+    sinks: tuple[Sink, ...] = ()
+    on_start: OnStart = lambda _stop, _record: None
+    on_end: Callable[[], None] = lambda: None
+    summary: Summary = field(default_factory=Summary)
 
 
 async def lead_run(
@@ -55,34 +74,57 @@ async def lead_run(
         identity: The head's certificates.
         scheduler: The scheduler's address.
     """
-    job = Job.model_validate({**run.job, "checkpoint": {**run.job["checkpoint"], "to": str(RUNS.absolute())}})
-    resumed = await asyncio.to_thread(s3_mirror.restore, prefix, job.run_dir)
-    await asyncio.to_thread(unpack, prefix, Path.cwd())
-    sys.path.insert(0, "")  # the user's own factories
-    options = RunOptions(
-        provider=RunningCluster(scheduler, identity.security()),
-        resume=resumed,
-        sinks=(controller,),
-        command=run.command,
-        allow_control=run.allow_control,
-    )
-    composition = await _compose(job, options, identity, scheduler)
+    await unpack_code(prefix)
     limits: list[asyncio.Task[None]] = []
 
     def on_start(stop: Callable[[], None], record: Recorder) -> None:
         controller.attach(record)
-        limits.append(asyncio.ensure_future(_watch_limits(run, controller, stop, record)))
+        limits.append(asyncio.ensure_future(watch_limits(run, controller, stop, record)))
 
+    try:
+        await train(run, prefix, identity, scheduler, RunHooks((controller,), on_start, controller.detach))
+    finally:
+        for task in limits:
+            task.cancel()
+        await asyncio.gather(*limits, return_exceptions=True)
+
+
+async def unpack_code(prefix: S3Prefix) -> None:
+    """Make the user's own code importable, which a launch has packed below a run's prefix."""
+    await asyncio.to_thread(unpack, prefix, Path.cwd())
+    sys.path.insert(0, "")
+
+
+async def train(run: RunRecord, prefix: S3Prefix, identity: Identity, scheduler: str, hooks: RunHooks) -> None:
+    """Train a run's job to its end and mirror its state; begin with the state that its prefix holds.
+
+    Args:
+        run: The run.
+        prefix: Where its durable state is copied to.
+        identity: The head's certificates.
+        scheduler: The address of a scheduler whose nodes train it.
+        hooks: What else happens.
+    """
+    job = Job.model_validate({**run.job, "checkpoint": {**run.job["checkpoint"], "to": str(RUNS.absolute())}})
+    resumed = await asyncio.to_thread(s3_mirror.restore, prefix, job.run_dir)
+    options = RunOptions(
+        provider=RunningCluster(scheduler, identity.security()),
+        resume=resumed,
+        summary=hooks.summary,
+        sinks=hooks.sinks,
+        command=run.command,
+        allow_control=run.allow_control,
+    )
+    composition = await _compose(job, options, identity, scheduler)
     make_private(job.run_dir)
     mirror = Mirror(job.run_dir, prefix)
     mirroring = asyncio.ensure_future(mirror.keep())
     try:
-        outcome = await composition.launch(on_start=on_start)
+        outcome = await composition.launch(on_start=hooks.on_start)
     finally:
-        controller.detach()  # before anything is awaited: the recorder is closed
-        for task in (mirroring, *limits):
-            task.cancel()
-        await asyncio.gather(mirroring, *limits, return_exceptions=True)
+        hooks.on_end()  # before anything is awaited: the recorder is closed
+        mirroring.cancel()
+        await asyncio.gather(mirroring, return_exceptions=True)
         await asyncio.to_thread(mirror.copy)
     await asyncio.to_thread(_upload_results, job, prefix, outcome)
 
@@ -126,9 +168,7 @@ async def _choose_settings(job: Job, identity: Identity, scheduler: str) -> tupl
     return job, ForecastTracker(choice.expected.as_record(), choice.why)
 
 
-async def _watch_limits(
-    run: RunRecord, controller: FleetController, stop: Callable[[], None], record: Recorder
-) -> None:
+async def watch_limits(run: RunRecord, controller: FleetController, stop: Callable[[], None], record: Recorder) -> None:
     """Stop the run, resumably, at its deadline, at its budget, or when no node has worked for too long."""
     nodes = run.job["nodes"]
     rules = Limits(run.deadline, nodes["budget_usd"], nodes["idle_duration"])

@@ -22,7 +22,7 @@ from idletrain.cloud.machines import TAG, LaunchSite, Pool, run_tags
 from idletrain.cloud.market import MarketSnapshot
 from idletrain.cloud.quote import Quote
 from idletrain.cloud.reconcile import DesiredFleet
-from idletrain.cloud.record import RunRecord
+from idletrain.cloud.record import RunRecord, SweepOrder
 from idletrain.cluster import certificates
 from idletrain.errors import IdletrainError, JobError, RunError
 from idletrain.job import Job
@@ -55,6 +55,7 @@ class SpotPlan:
         heads: The pools that the head may come from, the best first.
         estimate: True if on-demand prices are estimates.
         packed: The archive of the user's own code, or None.
+        sweep: Trials to train instead of the job, or None.
     """
 
     job: Job
@@ -64,6 +65,7 @@ class SpotPlan:
     heads: tuple[Pool, ...]
     estimate: bool
     packed: bytes | None
+    sweep: SweepOrder | None = None
 
 
 def make_spot_plan(job: Job, account: CloudAccount, cache: Path, spent_usd: float = 0.0) -> SpotPlan:
@@ -243,14 +245,16 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
         | {job.cloud.head: plan.quote.head_usd_per_hour},
         need_bytes=node_need(job).memory_bytes,
         most_slots=node_need(job).most_slots or 1,
+        sweep=plan.sweep,
         **options,
     )
     if not resume:
         record.claim(prefix, run)
         return run
     previous = record.read(prefix)
-    past = summary_of(s3_mirror.events(prefix))
-    check_resumption(job, Job.model_validate(previous.job), past.status, past.rounds)
+    if run.sweep is None:  # a trial that has ended is not trained again, and another is begun
+        past = summary_of(s3_mirror.events(prefix))
+        check_resumption(job, Job.model_validate(previous.job), past.status, past.rounds)
     teardown.take_down(account, job.name, prefix)
     if not account.instances(job.name, ("shutting-down",)):  # else its head may still write for a moment
         leader_lease.end(prefix)

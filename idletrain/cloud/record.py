@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -24,8 +24,25 @@ REPORT_KEY = "report.html"
 
 
 @dataclass(frozen=True, kw_only=True)
+class SweepOrder:
+    """A sweep that trains its trials in turn on the machines of one run.
+
+    Attributes:
+        trials: They as plain values (`sweeps.grid.as_plain`).
+        watched: What tells a good trial: `loss`, `accuracy` or a metric's name.
+        better: Which of two values of it is the better one.
+        prune: Whether trials that others are far ahead of are stopped.
+    """
+
+    trials: list[dict[str, dict[str, Any]]]
+    watched: str
+    better: Literal["higher", "lower"]
+    prune: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """A run in a cloud.
+    """A run in a cloud, or a sweep.
 
     Attributes:
         job: The job, as plain values.
@@ -43,6 +60,8 @@ class RunRecord:
         leftover: What could not be ended and how to end it, in a sentence, or empty.
         command: Command line that started the run.
         allow_control: Whether the dashboard may drain and kill workers.
+        sweep: The trials of a sweep; None of a run.
+        of_sweep: The sweep on whose machines this run trains as a trial, or empty.
     """
 
     run: str
@@ -64,12 +83,26 @@ class RunRecord:
     leftover: str = ""
     command: str = ""
     allow_control: bool = False
+    sweep: SweepOrder | None = None
+    of_sweep: str = ""
 
     def as_json(self) -> bytes:
         """Return the record as JSON, as it is stored."""
         prices = [[pool, price] for pool, price in self.prices.items()]  # JSON keys must be strings
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"prices": prices}
         return json.dumps(fields, indent=1, default=dataclasses.asdict).encode()
+
+    @property
+    def fleet(self) -> str:
+        """The run whose machines train this one: its own, or those of its sweep."""
+        return self.of_sweep or self.run
+
+    @property
+    def how_to_go_on(self) -> str:
+        """How its user goes on with it once it has no head, as a phrase."""
+        if self.sweep or self.of_sweep:
+            return f"the command that began the sweep {self.fleet} goes on with it"
+        return "go on with --resume"
 
     @property
     def head_session(self) -> str:

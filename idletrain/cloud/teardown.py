@@ -149,7 +149,7 @@ def lost_head(machines: Collection[Instance], run: RunRecord, now: float) -> str
         return ""
     newest = max(heads, key=lambda head: head.launched_at, default=None)
     reason = f"its head {newest.id} is gone ({newest.reason})" if newest else "it has no head"
-    return f"{reason}; go on with --resume"
+    return f"{reason}; {run.how_to_go_on}"
 
 
 def _survivors(

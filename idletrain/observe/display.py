@@ -209,6 +209,7 @@ _DESCRIPTIONS: dict[str, Callable[[Record], str | None]] = {
     "resumed": _describe_reason,
     "waiting": _describe_reason,
     "stopping": _describe_reason,
+    "trial": lambda e: str(e["text"]),
     "run_ended": lambda e: f"{e['status']}: " + (e.get("reason") or f"{e['rounds']} rounds are done"),
     "instance_launched": lambda e: f"{e['instance']} launched ({e['market']} {e['type']} in {e['zone']})",
     "instance_ended": lambda e: f"{e['instance']} ended ({e['reason']})",

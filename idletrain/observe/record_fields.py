@@ -65,7 +65,9 @@ NUMBERS = (
 )
 OPTIONAL_NUMBERS = "target usd_per_hour on_demand_usd_per_hour samples"  # of a job, machine or stream without one
 SCORES = "accuracy loss calibration_error temperature constant_loss value"
-TEXTS = "metric run name cause reason status reply ended instance role type zone market run_dir device cohort version"
+TEXTS = (
+    "metric text run name cause reason status reply ended instance role type zone market run_dir device cohort version"
+)
 KINDS_OF_VALUE: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(COUNTS.split(), _is_count),
     **dict.fromkeys(NUMBERS.split(), _is_number),
@@ -109,6 +111,7 @@ FIELDS_OF_KIND: Mapping[str, str] = {
     "resumed": "reason",
     "stopping": "reason",
     "waiting": "reason",
+    "trial": "text",
     "instance_launched": "t instance role type zone market usd_per_hour on_demand_usd_per_hour",
     "instance_ended": "t instance reason",
     "spot_price": "t type zone usd_per_hour",

@@ -45,6 +45,7 @@ and `kind`. The kinds and their fields:
     snapshot         round, seconds
     paused, resumed  reason
     stopping         reason
+    trial            text (what a trial of a sweep that has its own machines has come to)
     instance_launched  instance, role, type, zone, market, usd_per_hour, on_demand_usd_per_hour
     instance_ended   instance, reason
     spot_price       type, zone, usd_per_hour

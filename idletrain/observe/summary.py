@@ -267,6 +267,10 @@ def _noted(summary: RunTotals, event: Record) -> None:
     summary.note = event["reason"] if event["kind"] != "resumed" else ""
 
 
+def _trained(summary: RunTotals, event: Record) -> None:
+    summary.status, summary.note = "running", event["text"]
+
+
 def _machine(summary: RunTotals, event: Record) -> None:
     summary.machines.append(event)
 
@@ -315,6 +319,7 @@ _ADD: dict[str, Callable[[RunTotals, Record], None]] = {
     "paused": _noted,
     "resumed": _noted,
     "waiting": _noted,
+    "trial": _trained,
     "stopping": _noted,
     "instance_launched": _machine,
     "instance_ended": _machine,

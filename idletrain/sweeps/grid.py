@@ -113,6 +113,16 @@ def trials(tree: Mapping[str, Any], varied: Sequence[Varied]) -> list[SweepTrial
     return list({trial.job.name: trial for trial in found}.values())
 
 
+def as_plain(found: Sequence[SweepTrial]) -> list[dict[str, dict[str, Any]]]:
+    """Return trials as plain values, for `from_plain`."""
+    return [{"values": dict(trial.values), "job": trial.job.as_tree()} for trial in found]
+
+
+def from_plain(plain: Sequence[Mapping[str, dict[str, Any]]]) -> list[SweepTrial]:
+    """Return the trials that `as_plain` wrote."""
+    return [SweepTrial(trial["values"], Job.model_validate(trial["job"])) for trial in plain]
+
+
 def _with(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     changed = copy.deepcopy(dict(tree))
     for path, value in values.items():

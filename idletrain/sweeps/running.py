@@ -1,30 +1,45 @@
-"""Run a sweep's trials, some side by side, each in a process of its own that ends with this one."""
+"""Run a sweep's trials, some side by side; whoever starts the sweep says how a trial is run."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from typing import Any, Literal, Protocol
 
 from idletrain.errors import IdletrainError
 from idletrain.job import Job
-from idletrain.observe.records import DONE_STATUSES
-from idletrain.sweeps import trial_process
+from idletrain.observe.records import DONE_STATUSES, Record
+from idletrain.observe.summary import summary_of
 from idletrain.sweeps.grid import SweepTrial
 from idletrain.sweeps.pruning import Halving
-from idletrain.sweeps.trial_process import TrialProcess, launched
 from idletrain.sweeps.trial_results import DIVERGED, PRUNED, ResultsFile
 
 LEAST_USD = 0.01  # with less left no trial begins
 PROGRESS_SECONDS = 5.0  # between two lines on a trial
+
+
+class TrialUnderWay(Protocol):
+    """A trial's run."""
+
+    def records(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield its summary after each round and at its end, as `idletrain launch --json` prints it."""
+        ...
+
+    def interrupt(self) -> None:
+        """Stop it so that it can be resumed."""
+        ...
+
+    async def wait(self) -> str:
+        """Wait for its end; return why it failed, if it did."""
+        ...
+
+
+StartTrial = Callable[[Job, bool], AbstractAsyncContextManager[TrialUnderWay]]
+"""Runs a job, which is to be resumed or not; what still runs ends with the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +47,8 @@ class SweepSettings:
     """How trials run.
 
     Attributes:
-        options: Arguments of `idletrain launch` that all of them have.
+        start: Starts one.
+        events_of: Returns the events of a trial's run so far; none if it has not begun.
         parallel: How many run at a time.
         watched: What tells a good trial: `loss`, `accuracy` or a metric's name.
         better: Which of two values of it is the better one.
@@ -42,7 +58,8 @@ class SweepSettings:
         report: Gets a line on what happens.
     """
 
-    options: Sequence[str]
+    start: StartTrial
+    events_of: Callable[[Job], list[Record]]
     parallel: int
     watched: str
     better: Literal["higher", "lower"]
@@ -85,8 +102,6 @@ class Sweep:
         waiting = [trial for trial in self._trials if not self.results[trial.job.name].ended]
         if done := len(self._trials) - len(waiting):
             self._settings.report(f"{done} of {len(self._trials)} trials have ended before")
-        if waiting:
-            trial_process.warm_up()
         slots = asyncio.Semaphore(self._settings.parallel)
 
         async def in_turn(trial: SweepTrial) -> None:
@@ -104,20 +119,16 @@ class Sweep:
             result.state, result.reason = "not started", "the budget is used up"
             return
         self._settings.report(f"{name} begins: {trial.text}")
-        with tempfile.TemporaryDirectory(prefix="idletrain-sweep-") as folder:
-            file, errors = Path(folder, "job.yaml"), Path(folder, "errors")
-            file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_unset=True)))
-            result.state, result.reason = "running", ""
-            code = await self._launch(trial, file, errors)
-            lines = errors.read_text(errors="replace").strip().splitlines()
+        was_killed, result.state, result.reason = result.state == "running", "running", ""
+        self._file.write(self.results)
+        why = "" if was_killed and await self._has_ended(trial) else await self._train(trial, job)
         if result.state == "running":
             status = result.record.get("status", "")
             result.state = status if status in (*DONE_STATUSES, DIVERGED) else "failed"
         if result.state == DIVERGED:
             result.reason = "its values are no numbers any more; a lower learning rate may help"
         if result.state == "failed":
-            own = [line for line in lines if line.startswith("idletrain: ")] or lines
-            result.reason = (own or [f"it ended with exit code {code}"])[-1].removeprefix("idletrain: ")
+            result.reason = why
         self._reserved.pop(name, None)
         if result.record:
             with contextlib.suppress(IdletrainError):  # records that cannot be read have no cost
@@ -140,40 +151,47 @@ class Sweep:
         self._reserved[job.name] = part
         return job.model_copy(update={"nodes": job.nodes.model_copy(update={"budget_usd": part})})
 
-    async def _launch(self, trial: SweepTrial, file: Path, errors: Path) -> int:
-        """Run `idletrain launch` to its end, or until the trial is pruned; return its exit code."""
+    async def _has_ended(self, trial: SweepTrial) -> bool:
+        """Return whether the run of a trial has ended that was under way when the sweep was killed; take note of it."""
+        summary = summary_of(await asyncio.to_thread(self._settings.events_of, trial.job))
+        if summary.status not in (*DONE_STATUSES, DIVERGED):
+            return False
+        self._is_pruned(trial.job.name, summary.as_record())
+        return True
+
+    async def _train(self, trial: SweepTrial, job: Job) -> str:
+        """Train a trial to its end, or until it is pruned; return why it failed, if it did."""
         result = self.results[trial.job.name]
-        again = ["--resume"] if result.began else []
         try:
-            async with launched((str(file), "--json", *again, *self._settings.options), errors) as process:
+            async with self._settings.start(job, result.began) as run:
                 try:
-                    await self._follow(trial, process)
-                    return await process.wait()
+                    await self._follow(trial, run)
+                    return await run.wait()
                 except asyncio.CancelledError:
                     result.state = "stopped"
-                    process.interrupt()
-                    await process.wait()
+                    run.interrupt()
+                    await run.wait()
                     raise
         finally:
             self._file.write(self.results)
 
-    async def _follow(self, trial: SweepTrial, process: TrialProcess) -> None:
-        """Take note of what a launch prints, to its end; interrupt it once it is pruned."""
+    async def _follow(self, trial: SweepTrial, run: TrialUnderWay) -> None:
+        """Take note of a run's records, to its end; interrupt it once it is pruned."""
         name, result, shown = trial.job.name, self.results[trial.job.name], time.monotonic()
-        async for line in process.output:
-            record = _record_in(line)
+        async for record in run.records():
             if self._is_pruned(name, record) and result.state == "running":
                 result.state = PRUNED
-                process.interrupt()
-            if record and time.monotonic() - shown > PROGRESS_SECONDS:
+                run.interrupt()
+            if time.monotonic() - shown > PROGRESS_SECONDS:
                 shown = time.monotonic()
+                self._file.write(self.results)
                 done = f"{name}: {record['rounds']} of {trial.job.training.rounds} rounds"
                 self._settings.report(done + _value_text(self._settings.watched, result.value))
 
     def _is_pruned(self, name: str, record: dict[str, Any]) -> bool:
-        """Take note of a line of a run; return whether the run is to be stopped."""
+        """Take note of a run's record; return whether the run is to be stopped."""
         result = self.results[name]
-        result.began |= bool(record)
+        result.began = True
         if "status" in record:
             result.record = record
         value = {**record.get("metrics", {}), **record}.get(self._settings.watched)
@@ -182,15 +200,6 @@ class Sweep:
             return False
         result.values.append((at, value))
         return self._halving is not None and self._halving.report(name, at, value)
-
-
-def _record_in(line: bytes) -> dict[str, Any]:
-    """Return the object of a line of a launch; an empty one if the user's own code has printed it."""
-    with contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        if isinstance(record, dict) and isinstance(record.get("rounds"), int):
-            return record
-    return {}
 
 
 def _value_text(watched: str, value: float | None) -> str:

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from idletrain.cluster import forked_processes
 from idletrain.cluster.forked_processes import ForkedProcess
+from idletrain.job import Job
 
 LONGEST_LINE = 1 << 20  # of a round's JSON
 # What a launch imports beside its workers, while it starts.
@@ -39,27 +45,37 @@ def warm_up() -> None:
 
 
 class TrialProcess:
-    """A launch under way.
+    """A launch under way (see `TrialUnderWay`).
 
     Args:
         process: Its process, which ends in order when this one does.
         output: The lines that it prints.
+        errors: The file of its errors.
     """
 
-    def __init__(self, process: ForkedProcess | subprocess.Popen[bytes], output: asyncio.StreamReader) -> None:
-        self._process, self.output = process, output
+    def __init__(
+        self, process: ForkedProcess | subprocess.Popen[bytes], output: asyncio.StreamReader, errors: Path
+    ) -> None:
+        self._process, self._output, self._errors = process, output, errors
+
+    async def records(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield its summary after each round and at its end."""
+        async for line in self._output:
+            if record := _record_in(line):
+                yield record
 
     def interrupt(self) -> None:
         """Stop it as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
 
-    async def wait(self) -> int:
-        """Wait for its end, whatever it still prints; return its exit code."""
-        while await self.output.read(LONGEST_LINE):
+    async def wait(self) -> str:
+        """Wait for its end, whatever it still prints; return why it failed, if it did."""
+        while await self._output.read(LONGEST_LINE):
             pass
         code = await asyncio.to_thread(self._process.wait)
-        assert code is not None
-        return code
+        lines = self._errors.read_text(errors="replace").strip().splitlines()
+        own = [line for line in lines if line.startswith("idletrain: ")] or lines
+        return (own or [f"it ended with exit code {code}"])[-1].removeprefix("idletrain: ") if code else ""
 
     def kill(self) -> None:
         """End it at once, if it still runs."""
@@ -67,29 +83,42 @@ class TrialProcess:
 
 
 @contextlib.asynccontextmanager
-async def launched(arguments: Sequence[str], errors: Path) -> AsyncIterator[TrialProcess]:
-    """Run `idletrain launch` with these arguments; kill it if it outlives the context.
+async def launched(job: Job, *, again: bool, options: Sequence[str]) -> AsyncIterator[TrialProcess]:
+    """Run `idletrain launch`; kill it if it outlives the context.
 
     Args:
-        arguments: Its arguments.
-        errors: A file for its errors.
+        job: What to run.
+        again: Go on with it, as `--resume` does.
+        options: More arguments.
     """
     output, (ours, theirs) = asyncio.StreamReader(limit=LONGEST_LINE), os.pipe()
-    with os.fdopen(theirs, "wb") as printed:
+    with tempfile.TemporaryDirectory(prefix="idletrain-sweep-") as folder, os.fdopen(theirs, "wb") as printed:
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", 0)
         )
+        file, errors = Path(folder, "job.yaml"), Path(folder, "errors")
+        file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_unset=True)))
         process = forked_processes.start(
-            ("launch", *arguments),
+            ("launch", str(file), "--json", *(("--resume",) if again else ()), *options),
             errors,
             os.environ,
             output=printed.fileno(),
             at_parents_end=signal.SIGTERM,
             has_forks=True,
         )
-    trial = TrialProcess(process, output)
-    try:
-        yield trial
-    finally:
-        trial.kill()
-        transport.close()
+        printed.close()
+        trial = TrialProcess(process, output, errors)
+        try:
+            yield trial
+        finally:
+            trial.kill()
+            transport.close()
+
+
+def _record_in(line: bytes) -> dict[str, Any]:
+    """Return the object of a line of a launch; an empty one if the user's own code has printed it."""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict) and isinstance(record.get("rounds"), int):
+            return record
+    return {}

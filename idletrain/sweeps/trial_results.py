@@ -63,11 +63,8 @@ class ResultsFile:
         Raises:
             DamageError: the file does not hold them.
         """
-        stored: Mapping[str, Any] = {}
         with reading(self._path, "delete it to begin the sweep again"):
-            if self._path.exists():
-                stored = dict(json.loads(self._path.read_bytes()).items())
-            return {name: _result(stored[name]) if name in stored else SweepResult() for name in names}
+            return parse_results(self._path.read_bytes() if self._path.exists() else b"{}", names)
 
     def names(self) -> list[str]:
         """Return the names of the trials that the file has results of; none where it is not there.
@@ -82,6 +79,12 @@ class ResultsFile:
         """Replace the file's content."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._path, json.dumps({name: asdict(result) for name, result in results.items()}).encode())
+
+
+def parse_results(content: bytes, names: Sequence[str]) -> dict[str, SweepResult]:
+    """Return the results of trials that a file holds; of those that it does not have, what one begins with."""
+    stored = dict(json.loads(content).items())
+    return {name: _result(stored[name]) if name in stored else SweepResult() for name in names}
 
 
 def _result(stored: Mapping[str, Any]) -> SweepResult:

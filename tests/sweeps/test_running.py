@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +13,35 @@ import psutil
 import pytest
 from test_trial_process import JOB, processes
 
-from idletrain.sweeps import running
+from idletrain.job import Job
+from idletrain.observe.records import Record, read_records
+from idletrain.sweeps import running, trial_process
 from idletrain.sweeps.grid import SweepTrial, Varied, trials
-from idletrain.sweeps.running import Sweep, SweepSettings
+from idletrain.sweeps.running import Sweep, SweepSettings, TrialUnderWay
+from idletrain.sweeps.trial_process import launched
 from idletrain.sweeps.trial_results import ResultsFile
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    trial_process.warm_up()
     return tmp_path
+
+
+def start(job: Job, again: bool) -> AbstractAsyncContextManager[TrialUnderWay]:
+    return launched(job, again=again, options=())
+
+
+def events_of(job: Job) -> list[Record]:
+    file = job.run_dir / "events.jsonl"
+    return list(read_records(file)) if file.exists() else []
 
 
 def sweep(found: list[SweepTrial], **changes: Any) -> Sweep:
     options: dict[str, Any] = {
-        "options": (), "parallel": 1, "watched": "loss", "better": "lower", "prune": False, "budget_usd": None,
+        "start": start, "events_of": events_of, "parallel": 1,
+        "watched": "loss", "better": "lower", "prune": False, "budget_usd": None,
         "cost_of": lambda _: 0.0, "report": lambda _: None,
     }  # fmt: skip
     return Sweep(found, ResultsFile(Path("runs/digits.sweep.json")), SweepSettings(**{**options, **changes}))
@@ -84,6 +100,20 @@ def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on_later() -> None:
     asyncio.run(later.run())
     assert later.results[trial.job.name].state == "completed"
     assert later.results[trial.job.name].record["rounds"] == 151
+
+
+def test_a_trial_that_ended_when_the_sweep_was_killed_is_not_run_again() -> None:
+    found = with_rates(0.1)
+    name = found[0].job.name
+    asyncio.run(sweep(found).run())
+    file, done = ResultsFile(Path("runs/digits.sweep.json")), sweep(found).results[name]
+    file.write({name: replace(done, state="running", values=done.values[:1], record={})})  # as it was meanwhile
+    again = sweep(found)
+    asyncio.run(again.run())
+    assert again.results[name].state == "completed"
+    assert again.results[name].record["rounds"] == 3
+    assert again.results[name].values[-1] == done.values[-1]
+    assert sum(event["kind"] == "run_started" for event in events_of(found[0].job)) == 1
 
 
 def test_a_trial_whose_values_are_no_numbers_has_ended_as_that() -> None:

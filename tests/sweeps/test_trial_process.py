@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import psutil
 import pytest
 import yaml
 
+from idletrain.job import Job
+from idletrain.job_file import parse_job
 from idletrain.sweeps import trial_process
 from idletrain.sweeps.trial_process import TrialProcess, launched
 
@@ -33,10 +36,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job_file(**training: Any) -> str:
-    path = Path("job.yaml")
-    path.write_text(yaml.safe_dump({**JOB, "training": {**JOB["training"], **training}}))
-    return str(path)
+def tree(**training: Any) -> dict[str, Any]:
+    return {**JOB, "training": {**JOB["training"], **training}}
+
+
+def started(job: Job) -> AbstractAsyncContextManager[TrialProcess]:
+    return launched(job, again=False, options=())
 
 
 def processes() -> dict[str, list[psutil.Process]]:
@@ -49,47 +54,48 @@ def processes() -> dict[str, list[psutil.Process]]:
 
 
 async def first_round(process: TrialProcess) -> dict[str, Any]:
-    async for line in process.output:
-        record: dict[str, Any] = json.loads(line)
+    async for record in process.records():
         if record.get("rounds"):
             return record
     raise AssertionError("it ended before its first round")
 
 
 def test_it_prints_its_rounds_and_its_workers_are_forks_of_its_own_parent_which_end_with_it() -> None:
-    async def run() -> tuple[list[psutil.Process], list[bytes], int]:
-        async with launched((job_file(), "--json"), Path("errors")) as process:
+    async def run() -> tuple[list[psutil.Process], list[dict[str, Any]], str]:
+        async with started(parse_job(tree())) as process:
             await first_round(process)
             there = processes()
             (launch,), workers = there["idletrain-laun"], there["idletrain-work"]
             assert {worker.parent().parent() for worker in workers} == {launch}
-            return [launch, *workers], [line async for line in process.output], await process.wait()
+            return [launch, *workers], [record async for record in process.records()], await process.wait()
 
-    began, lines, code = asyncio.run(run())
-    assert code == 0
-    assert json.loads(lines[-1])["status"] == "completed"
+    began, records, why = asyncio.run(run())
+    assert why == ""
+    assert records[-1]["status"] == "completed"
     assert not psutil.wait_procs(began, timeout=20)[1]
 
 
-def test_what_it_says_of_a_fault_is_in_its_errors() -> None:
-    async def run() -> int:
-        async with launched((job_file(batch_size=0), "--json"), Path("errors")) as process:
+def test_it_says_why_it_failed() -> None:
+    Path("runs/digits").mkdir(parents=True)
+    Path("runs/digits/wal").write_text("another's")
+
+    async def run() -> str:
+        async with started(parse_job(tree())) as process:
             return await process.wait()
 
-    assert asyncio.run(run()) == 2
-    assert "training.batch_size" in Path("errors").read_text()
+    assert asyncio.run(run()).startswith("name: ")
 
 
 def test_an_interrupt_ends_it_in_order() -> None:
-    async def run() -> tuple[list[psutil.Process], int]:
-        async with launched((job_file(rounds=2000), "--json"), Path("errors")) as process:
+    async def run() -> list[psutil.Process]:
+        async with started(parse_job(tree(rounds=2000))) as process:
             await first_round(process)
             began = [*processes()["idletrain-laun"], *processes()["idletrain-work"]]
             process.interrupt()
-            return began, await process.wait()
+            await process.wait()
+            return began
 
-    began, code = asyncio.run(run())
-    assert code == 130
+    began = asyncio.run(run())
     assert not psutil.wait_procs(began, timeout=20)[1]
     ended = [json.loads(line) for line in Path("runs/digits/events.jsonl").read_text().splitlines()][-1]
     assert (ended["kind"], ended["status"]) == ("run_ended", "stopped")
@@ -97,7 +103,7 @@ def test_an_interrupt_ends_it_in_order() -> None:
 
 def test_it_is_killed_with_its_workers_where_the_sweep_gives_it_up() -> None:
     async def run() -> list[psutil.Process]:
-        async with launched((job_file(rounds=2000), "--json"), Path("errors")) as process:
+        async with started(parse_job(tree(rounds=2000))) as process:
             await first_round(process)
             return [*processes()["idletrain-laun"], *processes()["idletrain-work"]]
 
@@ -106,11 +112,12 @@ def test_it_is_killed_with_its_workers_where_the_sweep_gives_it_up() -> None:
 
 SWEEP = """
 import asyncio, pathlib
+from idletrain.job_file import load_job
 from idletrain.sweeps.trial_process import launched
 
 async def run():
-    async with launched(("job.yaml", "--json"), pathlib.Path("errors")) as process:
-        await process.output.readline()
+    async with launched(load_job(pathlib.Path("job.yaml")), again=False, options=()) as process:
+        await anext(process.records())
         print("trains", flush=True)
         await process.wait()
 
@@ -119,7 +126,7 @@ asyncio.run(run())
 
 
 def test_nothing_outlives_a_sweep_that_is_killed() -> None:
-    job_file(rounds=2000)
+    Path("job.yaml").write_text(yaml.safe_dump(tree(rounds=2000)))
     with subprocess.Popen([sys.executable, "-c", SWEEP], stdout=subprocess.PIPE) as sweep:
         assert sweep.stdout
         assert sweep.stdout.readline() == b"trains\n"

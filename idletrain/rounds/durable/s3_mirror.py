@@ -22,8 +22,9 @@ from idletrain.storage import S3Prefix, make_private, write_whole
 logger = logging.getLogger(__name__)
 COPY_SECONDS = 1.0  # how much work is lost with a head's machine, and how late a laptop sees events
 EVENTS = "events.jsonl"
+SWEEP_RESULTS = "sweep.json"  # of a sweep that has its own machines
 APPENDED_FILES = ("wal", EVENTS)
-RESTORED_FILE = re.compile(r"job\.json|updates/[0-9]{1,20}|snapshots/[0-9]{1,20}/[a-z]{1,20}(\.[a-z]{1,20})?")
+RESTORED_FILE = re.compile(r"(job|sweep)\.json|updates/[0-9]{1,20}|snapshots/[0-9]{1,20}/[a-z]{1,20}(\.[a-z]{1,20})?")
 
 
 class Mirror:
@@ -83,7 +84,7 @@ class Mirror:
         ]
         curves = sorted(self._run_dir.glob("tensorboard/*"))
         paths = [
-            *self._run_dir.glob("job.json"),
+            *(self._run_dir / name for name in ("job.json", SWEEP_RESULTS) if (self._run_dir / name).exists()),
             *curves,
             *sorted(self._run_dir.glob("updates/*")),
             *states,
@@ -126,7 +127,7 @@ class Mirror:
 def restore(prefix: S3Prefix, run_dir: Path) -> bool:
     """Make a run directory from its copy, and of nothing else that is there; return False if there is none."""
     keys = prefix.names()
-    if not any(key.startswith("wal/") or key.endswith("/manifest.json") for key in keys):
+    if not any(key.startswith("wal/") or key.endswith("/manifest.json") or key == SWEEP_RESULTS for key in keys):
         return False
     make_private(run_dir)
     for key in keys:
