@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from idletrain.sweeps.grid import SweepTrial
     from idletrain.sweeps.trial_results import SweepResult
 
+LEAST_COLUMNS = 76
+
 
 def print_results(
     found: Sequence[SweepTrial],
@@ -32,7 +34,9 @@ def print_results(
         return
     from rich.console import Console
 
-    Console().print(sweep_table(found, results, watched, better))
+    console = Console()
+    console.width = max(console.width, LEAST_COLUMNS)  # what is wider than a terminal goes on in its next line
+    console.print(sweep_table(found, results, watched, better))
     for name, result in results.items():
         for warning in result.record.get("warnings", ()):
             typer.echo(f"warning: {name}: {warning}", err=True)
