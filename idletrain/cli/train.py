@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.cli.arguments import FoundCloud, FoundRun, JobFile, Region, bytes_option, read_job_file, seconds_option
+from idletrain.cli.arguments import (
+    FoundCloud,
+    FoundRun,
+    JobFile,
+    LaunchRegion,
+    Region,
+    bytes_option,
+    read_job_file,
+    seconds_option,
+)
 from idletrain.cli.fabric import confirm_settings
 from idletrain.cli.places import directory_of, find_run
 from idletrain.cli.printing import show, tell
@@ -182,7 +191,7 @@ def plan(
         bool, typer.Option("--spot", help="Plan for spot machines: their cost, and what trains most for a dollar.")
     ] = False,
     cloud: Annotated[str, typer.Option(help="The cloud of --spot: aws, sandbox, ...")] = "aws",
-    region: Region = None,
+    region: LaunchRegion = None,
 ) -> None:
     """Show how a job's network would be split, before anything runs."""
     import_from_here()
