@@ -90,7 +90,7 @@ def launch(
     source = cloud or ("aws" if spot else "scheduler" if scheduler else "local")
     provider = provider_named(source, request)
     if isinstance(provider, CloudProvider):
-        launch_spot(settings, provider, SpotOptions(source, resume, yes, detach, as_json, watch, allow_control))
+        launch_spot(settings, provider, SpotOptions(job, source, resume, yes, detach, as_json, watch, allow_control))
         return
     assert isinstance(provider, WorkerProvider)
     from idletrain.observe.provenance import command_line

@@ -46,8 +46,8 @@ class SandboxProvider(AwsProvider):
             faults.append("--detach: the sandbox ends with this command; leave it out")
         if self._request.resume and not _in_sandbox():
             faults.append(
-                "--resume: a rehearsal's cloud ends with its launch, and its run is below runs/; go on with it on this "
-                "machine, without --spot and --cloud"
+                "--resume: a rehearsal's cloud ends with its launch, and its run is below runs/; go on with it there, "
+                "by --name and --resume without --spot and --cloud"
             )
         if trace and not trace.is_file():
             faults.append(f"--trace: {trace} is not a file; name one with lines `milliseconds,add|remove,node`")
@@ -101,8 +101,7 @@ class SandboxProvider(AwsProvider):
         """Return None: the sandbox is gone when a schedule would be due."""
 
     def interrupted_text(self, run: str, address: str) -> str:
-        again = "the same command with --resume, without --spot and --cloud, goes on with it on this machine"
-        kept = f"what {run} has trained is in {address}: {again}" if address else f"{run} had not trained yet"
+        kept = f"what {run} has trained is in {address}" if address else f"{run} had not trained yet"
         return f"idletrain: stopped; no machine is left of the rehearsal, and {kept}"
 
     def seen_from_here(self, event: Record, account: Account) -> Record:
