@@ -226,7 +226,7 @@ def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: S
         raise RunError(f"run {job.name}: {DIVERGED}")
     if not done:
         why = f" ({summary.note})" if summary.note else ""
-        raise RunError(f"run {job.name} was {summary.status} before it was done{why}; {next_step}")
+        raise RunError(f"run {job.name} ended before it was done: {summary.status}{why}; {next_step}")
 
 
 def _refuse(job: Job, provider: CloudProvider, options: SpotOptions) -> None:

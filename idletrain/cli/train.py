@@ -354,5 +354,5 @@ def _ending_text(status: str, again: str, note: str) -> str:
         "reached": "done: the target accuracy is reached",
         "stopped-early": f"stopped early: {note}",
         "stopped": f"stopped; go on with: {again}",
-        "diverged": f"stopped: {DIVERGED}",
+        "diverged": f"diverged: {DIVERGED}",
     }[status]
