@@ -64,7 +64,7 @@ def launch(
     yes: Annotated[bool, typer.Option("--yes", help="Start machines that cost money without asking.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start the run and return.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="A recorded trace of preemptions, replayed by the sandbox.")
+        Path | None, typer.Option(help="A recorded trace of preemptions, replayed by the rehearsal cloud.")
     ] = None,
     speed: Annotated[float, typer.Option(min=1, help="How much faster than recorded the trace is replayed.")] = 1.0,
     allow_control: Annotated[

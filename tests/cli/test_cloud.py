@@ -330,20 +330,20 @@ def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "no sandbox is open" in done.stderr
+    assert "no rehearsal is going on" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
         ((), "cloud.image: is missing"),
-        (("--churn", "5s"), "--churn, --trace: take nodes in the sandbox alone"),
-        (("--cloud", "sandbox", "--detach"), "--detach: the sandbox ends with this command"),
+        (("--churn", "5s"), "--churn, --trace: take nodes in the rehearsal cloud alone"),
+        (("--cloud", "sandbox", "--detach"), "--detach: the rehearsal cloud ends with this command"),
         (("--cloud", "sandbox", "--trace", "none.csv"), "--trace: none.csv is not a file"),
         (("--cloud", "sandbox", "--trace", "odd.csv"), "--trace: line 2 is 'oops,a,b'; write lines such as"),
         (
             ("--cloud", "sandbox", "--resume"),
-            "--resume: a rehearsal's cloud ends with its launch",
+            "--resume: the rehearsal cloud ends with its launch",
         ),
     ],
 )
