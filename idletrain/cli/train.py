@@ -46,9 +46,14 @@ app = typer.Typer()
 def launch(
     job: JobFile,
     scheduler: Annotated[str | None, typer.Option(help="Use this Dask cluster instead of local workers.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Workers, or a cloud's nodes; the job's nodes.count otherwise.")
+    ] = None,
     churn: Annotated[
-        float | None, typer.Option(parser=seconds_option, metavar="15s", help="Take a worker this often (15s).")
+        float | None,
+        typer.Option(
+            parser=seconds_option, metavar="15s", help="Take a worker, or a rehearsed node, this often (15s)."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue this job's run.")] = False,
     as_json: Annotated[
@@ -182,7 +187,9 @@ def _why_low(job: Job, *, is_local: bool) -> str:
 @app.command(rich_help_panel="Train")
 def plan(
     job: JobFile,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Workers, or a cloud's nodes; the job's nodes.count otherwise.")
+    ] = None,
     memory: Annotated[
         int | None, typer.Option(parser=bytes_option, metavar="2GiB", help="RAM of each worker (2GiB).")
     ] = None,
