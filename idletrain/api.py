@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from idletrain.autotune import choose
@@ -164,7 +163,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
-    _check_arguments(module, train, sections)
+    _check_arguments(module, sections)
     if resume and name is None:
         raise JobError("resume: goes on with a run of a name; give name, too")
     module = unwrapped(module)
@@ -313,8 +312,8 @@ def _called(on_event: Callable[[Record], None]) -> Sink:
     return sink
 
 
-def _check_arguments(module: Any, train: Any, sections: Mapping[str, Any]) -> None:
-    """Refuse a module and data of another kind, and arguments that `fit` does not have and no section stands for.
+def _check_arguments(module: Any, sections: Mapping[str, Any]) -> None:
+    """Refuse a module of another kind, and arguments that `fit` does not have and no section stands for.
 
     Raises:
         JobError: there are some.
@@ -324,8 +323,6 @@ def _check_arguments(module: Any, train: Any, sections: Mapping[str, Any]) -> No
         faults.append(f"module: {module.__name__} is a class; give an instance, such as {module.__name__}()")
     elif not isinstance(module, nn.Module):
         faults.append(f"module: {type(module).__name__} is no torch.nn.Module; give one")
-    if isinstance(train, np.ndarray | Tensor):
-        faults.append("train: has no labels; give a pair, as in fit(module, (x, y), test=(x_test, y_test))")
     own = [name for name, kind in inspect.signature(fit).parameters.items() if kind.kind is not kind.VAR_KEYWORD]
     known = [*own, *Job.model_fields]
     for name in sections:

@@ -354,7 +354,7 @@ def _stopping(stop: Callable[[], None], record: Recorder) -> Iterator[None]:
     def once() -> None:
         for number in signals:
             loop.remove_signal_handler(number)
-        record("stopping", reason="interrupted: workers end in order; Ctrl-C again ends all at once")
+        record("stopping", reason="workers end in order; Ctrl-C again ends all at once")
         stop()
 
     try:

@@ -805,7 +805,7 @@ def test_a_misspelt_argument_is_told_with_those_that_there_are() -> None:
     [
         (nn.Linear, (), {}, ["module: Linear is a class; give an instance, such as Linear()"]),
         ("net", (), {}, ["module: str is no torch.nn.Module; give one"]),
-        (nn.Linear(2, 2), np.zeros((4, 2)), {}, ["train: has no labels; give a pair, as in fit(module, (x, y), "]),
+        (nn.Linear(2, 2), np.zeros((4, 2)), {}, ["data: the array has no labels; give (x, y), or (x,) if x"]),
         (
             nn.Linear(2, 2),
             (),

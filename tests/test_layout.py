@@ -23,7 +23,6 @@ ELSEWHERE = {
     "cli/arguments.py": "cli/test_main.py",
     "cli/cloud_records.py": "cli/test_cloud.py",
     "cli/cloud_runs.py": "cli/test_cloud.py",
-    "cli/kept_rehearsal.py": "chaos",
     "cli/plan_network.py": "cli/test_plan_table.py",
     "cli/package_wheel.py": "first_hour/test_wheel.py",
     "cli/spot.py": "chaos",

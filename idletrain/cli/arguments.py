@@ -19,6 +19,9 @@ FoundRun = Annotated[
     typer.Argument(help="The run's name, directory or s3:// prefix.", metavar="RUN", show_default=False),
 ]
 Region = Annotated[str | None, typer.Option(help="The region; the one in AWS' own configuration otherwise.")]
+LaunchRegion = Annotated[
+    str | None, typer.Option(help="The region; the job's otherwise, else the one in AWS' own configuration.")
+]
 FoundCloud = Annotated[
     str | None, typer.Option(help="The cloud that the run is in (aws, sandbox, ...), where its name does not say it.")
 ]

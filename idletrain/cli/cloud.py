@@ -7,15 +7,19 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idletrain import storage
-from idletrain.cli.arguments import Region
+from idletrain.cli.arguments import LaunchRegion
 from idletrain.errors import IdletrainError, RunError
+from idletrain.providers.protocol import CloudProvider
 from idletrain.providers.table import cloud_named
 from idletrain.quantities import parse_bytes, parse_seconds
+
+if TYPE_CHECKING:
+    from idletrain.job import Job
 
 CloudOption = Annotated[str, typer.Option(help="The cloud: aws, sandbox, or an installed provider's name.")]
 app = typer.Typer()
@@ -26,7 +30,7 @@ def offers(
     job: Annotated[Path | None, typer.Argument(help="Rank the offers for this job.")] = None,
     memory: Annotated[str, typer.Option(help="RAM of one slot, if no job is given.", metavar="2GiB")] = "2GiB",
     cloud: CloudOption = "aws",
-    region: Region = None,
+    region: LaunchRegion = None,
 ) -> None:
     """Show what machines cost now, ranked by the price of a slot that can train a subnet."""
     from rich.console import Console
@@ -39,10 +43,16 @@ def offers(
     settings = load_job(job) if job else None
     need = node_need(settings) if settings else NodeNeed(memory_bytes=parse_bytes(memory), most_slots=1)
     market: Any = "on-demand" if settings and settings.nodes.spot_policy == "on-demand" else "spot"
-    with cloud_named(cloud).account(region) as account:
+    provider = cloud_named(cloud)
+    with provider.account(region or _launch_region(provider, settings)) as account:
         prices = account.market(storage.cache_folder())
         max_price = settings.nodes.max_price if settings else None
         Console().print(table(prices.offers(need, market, max_price), prices.estimate))
+
+
+def _launch_region(provider: CloudProvider, job: Job | None) -> str | None:
+    """Return the region in which a launch of a job would start machines; None for the configured one."""
+    return provider.launch_region(job) if job else None
 
 
 @app.command(rich_help_panel="Cloud")
@@ -52,7 +62,7 @@ def doctor(
         bool, typer.Option("--policy", help="Print the least rights that a launch needs, as IAM JSON.")
     ] = False,
     cloud: CloudOption = "aws",
-    region: Region = None,
+    region: LaunchRegion = None,
 ) -> None:
     """Check an account: credentials, network, bucket, roles, quotas."""
     from idletrain.job_file import load_job
@@ -61,7 +71,7 @@ def doctor(
     loaded = load_job(job) if job else None
     settings = loaded.cloud if loaded else CloudSettings()
     provider = cloud_named(cloud)
-    with provider.account(region or settings.region) as account:
+    with provider.account(region or _launch_region(provider, loaded)) as account:
         if policy:
             typer.echo(json.dumps(provider.launcher_policy(account), indent=2))
             return

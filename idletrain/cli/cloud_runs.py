@@ -113,7 +113,7 @@ def interrupt(
     cloud: FoundCloud = None,
     region: Region = None,
 ) -> None:
-    """Give a node notice as if the cloud reclaimed it: a rehearsal of a spot interruption."""
+    """Give a node notice as if the cloud took it back."""
     from idletrain.cloud.machines import TAG
 
     place = find_run(name, cloud, region, here="never")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from idletrain.cli.arguments import RUNS
 from idletrain.errors import IdletrainError
 
 if TYPE_CHECKING:
+    from idletrain.job import Job
     from idletrain.storage import S3Prefix
 
 
@@ -18,6 +20,14 @@ def free_directory(name: str) -> Path:
     """Return where a rehearsal of that name is kept: with a number added where runs/ has one of that name."""
     names = itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
     return next(RUNS / free for free in names if not (RUNS / free).exists())
+
+
+def further(job: Job, job_file: Path, directory: Path) -> str:
+    """Return how to go on with a kept run on this machine; "" if the job's runs are not below runs/."""
+    if Path(job.checkpoint.to) != RUNS:
+        return ""
+    command = f"idletrain launch {shlex.quote(str(job_file))} --name {directory.name} --resume"
+    return f"; go on with it on this machine: {command}"
 
 
 def keep(account: Any, prefix: S3Prefix, directory: Path) -> bool:

@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 the run cannot go on, 2 a wrong job or argument, 3 a bug, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 the run cannot go on, 2 a wrong job or argument, 3 a bug, 130 stopped.",
 )
 for group in (start, train, sweep, simulate, watch, runs, cloud, cloud_runs, fabric, worker):
     app.add_typer(group.app)

@@ -143,7 +143,7 @@ def _plan(quote: Quote, estimate: bool) -> Iterator[tuple[str, str]]:
     if pools.few:
         yield "warning", "so few types run dry together; less nodes.memory lets more serve"
     if quote.max_price is not None and market == "spot":
-        yield "warning", "nodes.max_price brings interruptions; spot is never above on-demand"
+        yield "warning", "nodes.max_price brings preemptions; spot is never above on-demand"
 
 
 def _total(quote: Quote, usd_per_hour: float) -> float:

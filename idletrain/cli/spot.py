@@ -42,6 +42,7 @@ class SpotOptions:
     """Settings of the command line for a run in a cloud, beside those of its provider.
 
     Attributes:
+        job_file: The job's file.
         cloud: The cloud's name.
         resume: Continue the run of that name.
         yes: Start machines that cost money without asking.
@@ -51,6 +52,7 @@ class SpotOptions:
         allow_control: True if the dashboard's page may drain and kill workers.
     """
 
+    job_file: Path
     cloud: str
     resume: bool
     yes: bool
@@ -166,12 +168,21 @@ def _run(job: Job, provider: CloudProvider, account: Any, options: SpotOptions, 
         ended = None
     finally:
         is_kept = kept is not None and kept_rehearsal.keep(account, prefix, kept)
+    here = kept if is_kept else None
+    further = kept_rehearsal.further(job, options.job_file, here) if here else ""
     if ended is None:
-        typer.echo(provider.interrupted_text(run.run, str(kept) if is_kept else "" if kept else address), err=True)
+        typer.echo(provider.interrupted_text(run.run, str(here or "") if kept else address) + further, err=True)
         raise KeyboardInterrupt
     if leftover:
         tell(leftover)
-    _conclude(shown.summary, prefix, job, kept if is_kept else None, options)
+    _conclude(shown.summary, prefix, job, here, options, _next_step(kept, here, further))
+
+
+def _next_step(kept: Path | None, here: Path | None, further: str) -> str:
+    """Return what the user can do with a run that was not done: in a cloud, or of a rehearsal, which may be kept."""
+    if here:
+        return f"what it has trained is in {here}{further}"
+    return "nothing of it is left" if kept else "go on with --resume"
 
 
 def _follow(
@@ -211,8 +222,8 @@ def _follow(
     return ended
 
 
-def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: SpotOptions) -> None:
-    """Print how a run ended; `kept` is the directory of a rehearsal.
+def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: SpotOptions, next_step: str) -> None:
+    """Print how a run ended; `kept` is the directory of a rehearsal, and `next_step` what to do if it is not done.
 
     Raises:
         RunError: it did not complete.
@@ -232,8 +243,7 @@ def _conclude(summary: Any, prefix: Any, job: Job, kept: Path | None, options: S
         raise RunError(f"run {job.name}: {DIVERGED}")
     if not done:
         why = f" ({summary.note})" if summary.note else ""
-        next_step = f"what it has trained is in {kept}" if kept else "go on with --resume"
-        raise RunError(f"run {job.name} was {summary.status} before it was done{why}; {next_step}")
+        raise RunError(f"run {job.name} ended before it was done: {summary.status}{why}; {next_step}")
 
 
 def _refuse(job: Job, provider: CloudProvider, options: SpotOptions) -> None:

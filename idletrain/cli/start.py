@@ -125,7 +125,9 @@ def demo(
 
     provider = provider_named("sandbox", LaunchRequest(churn_seconds=churn))
     assert isinstance(provider, CloudProvider)
+    job_file = TEMPLATES / "demo.yaml"
     options = SpotOptions(
+        job_file=job_file,
         cloud="sandbox",
         resume=False,
         yes=True,
@@ -134,4 +136,4 @@ def demo(
         watch=WatchSettings(),
         allow_control=False,
     )
-    launch_spot(load_job(TEMPLATES / "demo.yaml"), provider, options)
+    launch_spot(load_job(job_file), provider, options)

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.cli.arguments import FoundCloud, FoundRun, JobFile, Region, bytes_option, read_job_file, seconds_option
+from idletrain.cli.arguments import (
+    FoundCloud,
+    FoundRun,
+    JobFile,
+    LaunchRegion,
+    Region,
+    bytes_option,
+    read_job_file,
+    seconds_option,
+)
 from idletrain.cli.fabric import confirm_settings
 from idletrain.cli.places import directory_of, find_run
 from idletrain.cli.printing import show, tell
@@ -37,9 +46,14 @@ app = typer.Typer()
 def launch(
     job: JobFile,
     scheduler: Annotated[str | None, typer.Option(help="Use this Dask cluster instead of local workers.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Workers, or a cloud's nodes; the job's nodes.count otherwise.")
+    ] = None,
     churn: Annotated[
-        float | None, typer.Option(parser=seconds_option, metavar="15s", help="Take a worker this often (15s).")
+        float | None,
+        typer.Option(
+            parser=seconds_option, metavar="15s", help="Take a worker, or a rehearsed node, this often (15s)."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue this job's run.")] = False,
     as_json: Annotated[
@@ -55,7 +69,7 @@ def launch(
     yes: Annotated[bool, typer.Option("--yes", help="Start machines that cost money without asking.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Start the run and return.")] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="A recorded trace of preemptions, replayed by the sandbox.")
+        Path | None, typer.Option(help="A recorded trace of preemptions, replayed by the rehearsal cloud.")
     ] = None,
     speed: Annotated[float, typer.Option(min=1, help="How much faster than recorded the trace is replayed.")] = 1.0,
     allow_control: Annotated[
@@ -81,7 +95,7 @@ def launch(
     source = cloud or ("aws" if spot else "scheduler" if scheduler else "local")
     provider = provider_named(source, request)
     if isinstance(provider, CloudProvider):
-        launch_spot(settings, provider, SpotOptions(source, resume, yes, detach, as_json, watch, allow_control))
+        launch_spot(settings, provider, SpotOptions(job, source, resume, yes, detach, as_json, watch, allow_control))
         return
     assert isinstance(provider, WorkerProvider)
     from idletrain.observe.provenance import command_line
@@ -173,7 +187,9 @@ def _why_low(job: Job, *, is_local: bool) -> str:
 @app.command(rich_help_panel="Train")
 def plan(
     job: JobFile,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Workers; the job's nodes.count otherwise.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Workers, or a cloud's nodes; the job's nodes.count otherwise.")
+    ] = None,
     memory: Annotated[
         int | None, typer.Option(parser=bytes_option, metavar="2GiB", help="RAM of each worker (2GiB).")
     ] = None,
@@ -182,7 +198,7 @@ def plan(
         bool, typer.Option("--spot", help="Plan for spot machines: their cost, and what trains most for a dollar.")
     ] = False,
     cloud: Annotated[str, typer.Option(help="The cloud of --spot: aws, sandbox, ...")] = "aws",
-    region: Region = None,
+    region: LaunchRegion = None,
 ) -> None:
     """Show how a job's network would be split, before anything runs."""
     import_from_here()
@@ -345,5 +361,5 @@ def _ending_text(status: str, again: str, note: str) -> str:
         "reached": "done: the target accuracy is reached",
         "stopped-early": f"stopped early: {note}",
         "stopped": f"stopped; go on with: {again}",
-        "diverged": f"stopped: {DIVERGED}",
+        "diverged": f"diverged: {DIVERGED}",
     }[status]

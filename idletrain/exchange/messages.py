@@ -40,7 +40,7 @@ LATE_ROWS_REPLIES = (Reply.DUPLICATE, Reply.STALE_ROUND)
 
 @dataclass(frozen=True, slots=True)
 class LeaseId:
-    """One attempt at one subnet of one round, which alone may write it."""
+    """One attempt at one subnet of one round, which alone may write it; a head epoch is a head session's number."""
 
     run: str
     epoch: int

@@ -33,7 +33,7 @@ COUNTERS: Kinds = (
 GAUGES: Kinds = (
     (
         "goodput_ratio",
-        "Node-seconds of committed steps over node-seconds alive.",
+        "Workers' seconds of committed steps over their seconds alive.",
         "",
         lambda v: v["goodput"],
     ),

@@ -104,7 +104,7 @@ class RunTotals:
         samples: Samples of the training data; None if unknown.
         samples_a_step: Samples of a local step.
         lr: Learning rate of the last committed step.
-        useful_seconds: Node-seconds of steps that are committed or staged.
+        useful_seconds: Workers' seconds of steps that are committed or staged.
         workers: Workers by address; `former` holds those whose address another worker has now.
         joining: By address, when a worker that is not ready yet was first seen.
         grid: The subnets of the last rounds.
@@ -200,11 +200,11 @@ class RunTotals:
 
     @property
     def alive_seconds(self) -> float:
-        """Node-seconds that workers were alive."""
+        """Seconds that workers were alive, of all together."""
         workers = (*self.former, *self.workers.values())
         return sum((w.left if w.left is not None else self.seconds) - w.joined for w in workers)
 
     @property
     def goodput(self) -> float | None:
-        """Useful node-seconds over node-seconds alive."""
+        """Workers' useful seconds over their seconds alive."""
         return min(1.0, self.useful_seconds / self.alive_seconds) if self.alive_seconds > 0 else None

@@ -187,7 +187,7 @@ def time_shares(events: Iterable[Record], alive_seconds: float) -> dict[str, flo
 
     Args:
         events: The run's events.
-        alive_seconds: Node-seconds that workers were alive.
+        alive_seconds: Seconds that workers were alive, of all together.
     """
     if alive_seconds <= 0:
         return {}

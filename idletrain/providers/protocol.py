@@ -200,7 +200,7 @@ class CloudProvider(Provider, Protocol):
         ...
 
     def interrupted_text(self, run: str, address: str) -> str:
-        """Return what to print when the user interrupts a launch.
+        """Return what to print when the user interrupts a launch; how to go on with a rehearsal is added behind it.
 
         Args:
             run: The run's name.

@@ -206,7 +206,7 @@ def result(execution: Execution, *, running: bool) -> str:
     if execution.note:
         return execution.note
     if execution.exit_code is None:
-        return "running" if running else "cut off"
+        return "running" if running else "interrupted"
     return {0: "done", **dict.fromkeys(STOPPED_EXITS, "stopped")}.get(
         execution.exit_code, f"failed with {execution.exit_code}"
     )

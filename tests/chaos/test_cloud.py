@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -348,6 +349,7 @@ def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path)
     tree |= {"training": {**tree["training"], "subnets": 2}, "nodes": {"count": 2, "memory": "1GiB"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
     (tmp_path / "trace.csv").write_text(TRACE)
+    (tmp_path / "runs/traced").mkdir(parents=True)  # another run of that name
     arguments = [
         "launch",
         "job.yaml",
@@ -384,6 +386,15 @@ def test_a_run_outlives_a_recorded_trace_in_a_sandbox_of_its_own(tmp_path: Path)
         deadline.cancel()
     assert run.returncode == 130
     assert json.loads(going_on.stdout)["status"] == "running", going_on.stderr  # without its name or its cloud
-    assert "and what traced has trained is in runs/traced" in (tmp_path / "errors").read_text()
-    done = warm.run([*IDLETRAIN, "evaluate", "traced", "--json"], environment=environment, folder=tmp_path)
-    assert json.loads(done.stdout)["rounds"] >= preempted["rounds"], done.stderr
+    said = (tmp_path / "errors").read_text()
+    assert "and what traced has trained is in runs/traced-2; go on with it on this machine: idletrain launch" in said
+    done = warm.run([*IDLETRAIN, "evaluate", "traced-2", "--json"], environment=environment, folder=tmp_path)
+    trained = json.loads(done.stdout)["rounds"]
+    assert trained >= preempted["rounds"], done.stderr
+    further = said.rpartition(": idletrain ")[2].split()
+    log = tmp_path / "further"
+    here = warm.start([*IDLETRAIN, *further, "--json"], environment, log, tmp_path)
+    first = until("a round of the run here", lambda: re.search(r'"rounds": ([0-9]+),', log.read_text()))
+    here.send_signal(signal.SIGINT)
+    assert here.wait(PATIENCE_SECONDS) == 130
+    assert int(first[1]) > trained

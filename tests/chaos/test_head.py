@@ -158,7 +158,7 @@ def test_ctrl_c(make_run: Callable[..., Run], control: Control, undisturbed: Cal
     control.release()
     head.send(signal.SIGINT)
     assert head.exit_code() == 130, head.text
-    assert "stopping: interrupted: workers end in order; Ctrl-C again ends all at once" in head.text
+    assert "stopping: workers end in order; Ctrl-C again ends all at once" in head.text
     assert "--resume" in head.text
     await_end([*workers, *family], 1)
     run.check(None, status="stopped")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,22 @@ import pytest
 import warm
 from botocore.parsers import ResponseParserError
 from rehearsal import RECORD, Sandbox, ids_of
+from typer.testing import CliRunner
 
+from idletrain import storage
+from idletrain.cli import cloud as cloud_commands
+from idletrain.cli.main import app
 from idletrain.cloud import record
 from idletrain.cloud.aws import requests
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.patience import Patience
+from idletrain.cloud.aws.provider import AwsProvider
 from idletrain.cloud.aws.run_resources import put_identities
 from idletrain.cloud.machines import run_tags
 from idletrain.cloud.sandbox import provider as sandbox
 from idletrain.cluster import certificates
 from idletrain.errors import JobError, RunError
+from idletrain.providers.protocol import LaunchRequest
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
@@ -201,6 +209,26 @@ def test_offers_are_a_table_of_the_market(account: Account, tmp_path: Path) -> N
     assert "spot machines in eu-west-1" in printed
 
 
+@pytest.mark.parametrize("command", ["offers", "doctor"])
+def test_a_job_is_looked_at_in_the_region_that_it_launches_in(
+    command: str, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, regions = tmp_path / "job.yaml", []
+
+    class Noting(AwsProvider):
+        @contextlib.contextmanager
+        def account(self, region: str | None) -> Iterator[Account]:
+            regions.append(region)
+            yield account
+
+    monkeypatch.setattr(cloud_commands, "cloud_named", lambda _name: Noting(LaunchRequest()))
+    monkeypatch.setattr(storage, "cache_folder", lambda: tmp_path)
+    job.write_text('name: t\nmodel: {factory: "a.b:c"}\ndata: {name: digits}\ncloud: {region: us-east-1}\n')
+    for arguments in ([str(job)], [str(job), "--region", "eu-west-2"], []):
+        CliRunner().invoke(app, [command, *arguments])
+    assert regions == ["us-east-1", "eu-west-2", None]
+
+
 def test_the_doctor_names_what_is_missing_and_prints_the_least_policy(account: Account) -> None:
     assert "MISSING  spot role" in run("doctor", "--cloud", "sandbox", code=1)
     policy = json.loads(run("doctor", "--policy", "--cloud", "sandbox"))
@@ -302,20 +330,20 @@ def test_the_sandbox_is_there_only_while_a_run_of_it_is(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "no sandbox is open" in done.stderr
+    assert "no rehearsal is going on" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "arguments"),
     [
         ((), "cloud.image: is missing"),
-        (("--churn", "5s"), "--churn, --trace: take nodes in the sandbox alone"),
-        (("--cloud", "sandbox", "--detach"), "--detach: the sandbox ends with this command"),
+        (("--churn", "5s"), "--churn, --trace: take nodes in the rehearsal cloud alone"),
+        (("--cloud", "sandbox", "--detach"), "--detach: the rehearsal cloud ends with this command"),
         (("--cloud", "sandbox", "--trace", "none.csv"), "--trace: none.csv is not a file"),
         (("--cloud", "sandbox", "--trace", "odd.csv"), "--trace: line 2 is 'oops,a,b'; write lines such as"),
         (
             ("--cloud", "sandbox", "--resume"),
-            "--resume: a rehearsal's cloud ends with its launch",
+            "--resume: the rehearsal cloud ends with its launch",
         ),
     ],
 )

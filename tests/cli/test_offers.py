@@ -144,7 +144,7 @@ def test_a_budget_that_is_tight_shortens_the_plan() -> None:
     ("fields", "arguments"),
     [
         ({"offers": SMALL[:4]}, "so few types run dry together"),
-        ({"offers": SMALL, "max_price": 0.05}, "nodes.max_price brings interruptions"),
+        ({"offers": SMALL, "max_price": 0.05}, "nodes.max_price brings preemptions"),
     ],
 )
 def test_what_makes_a_fleet_fragile_is_warned_of(fields: dict[str, Any], arguments: str) -> None:

@@ -254,7 +254,7 @@ def test_the_list_shows_the_next_run_and_what_came_of_the_last(machine: UserMach
     shown = machine.output("list")
     for text in ("Europe/Paris", "0 2 * * *", "02:00", "2026-03-02 02:00 done in 34 min", "skipped: still running"):
         assert text in shown
-    assert "2026-03-04 02:00 cut off" in shown
+    assert "2026-03-04 02:00 interrupted" in shown
     with machine.book.locked("nightly", "lease"):
         assert "2026-03-04 02:00 running" in machine.output("list")
 

@@ -112,6 +112,8 @@ def test_code_blocks_work(page: Path, folder: Path, request: pytest.FixtureReque
         elif block.language == "console":
             assert shell
             type_lines(block.text, shell)
+        elif block.language == "text":
+            write_file(block)
     if shell:
         shell.close()
 

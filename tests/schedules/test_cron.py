@@ -232,4 +232,4 @@ def test_results_in_words() -> None:
     assert result(Execution(due=done.due, run="r", exit_code=2), running=False) == "failed with 2"
     assert result(Execution(due=done.due, run="r", exit_code=130), running=False) == "stopped"
     assert result(Execution(due=done.due, run="r", note="waiting"), running=True) == "waiting"
-    assert (result(open_, running=True), result(open_, running=False)) == ("running", "cut off")
+    assert (result(open_, running=True), result(open_, running=False)) == ("running", "interrupted")

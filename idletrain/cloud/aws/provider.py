@@ -30,7 +30,7 @@ class AwsProvider:
     def faults(self, job: Job) -> list[str]:
         faults = [] if job.cloud.image else [NO_IMAGE]
         if self._request.churn_seconds or self._request.trace:
-            faults.append("--churn, --trace: take nodes in the sandbox alone; use `idletrain interrupt` on AWS")
+            faults.append("--churn, --trace: take nodes in the rehearsal cloud alone; use `idletrain interrupt` on AWS")
         return faults
 
     @contextlib.contextmanager

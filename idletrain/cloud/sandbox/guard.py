@@ -23,7 +23,7 @@ FROM_A_PAGE = ("origin", "sec-fetch-site", "sec-fetch-mode")  # only browsers se
 
 LONGEST_REASON = 200  # characters of what a request broke on
 logger = logging.getLogger(__name__)
-REFUSAL = "this is a sandbox of idletrain, for signed requests of its own run alone\n"
+REFUSAL = "this is a rehearsal cloud of idletrain, for signed requests of its own run alone\n"
 
 
 class Guard:

@@ -41,13 +41,13 @@ class SandboxProvider(AwsProvider):
     def faults(self, job: Job) -> list[str]:
         faults, trace = [], self._request.trace
         if not _in_sandbox() and any(path.startswith("s3://") for path in job.data.paths):
-            faults.append("data: the sandbox begins with an empty bucket; name files of this machine to rehearse")
+            faults.append("data: the rehearsal cloud begins with an empty bucket; name files of this machine")
         elif self._request.detach:
-            faults.append("--detach: the sandbox ends with this command; leave it out")
+            faults.append("--detach: the rehearsal cloud ends with this command; leave it out")
         if self._request.resume and not _in_sandbox():
             faults.append(
-                "--resume: a rehearsal's cloud ends with its launch, and its run is below runs/; go on with it on this "
-                "machine, without --spot and --cloud"
+                "--resume: the rehearsal cloud ends with its launch, and its run is below runs/; go on with it there, "
+                "by --name and --resume without --spot and --cloud"
             )
         if trace and not trace.is_file():
             faults.append(f"--trace: {trace} is not a file; name one with lines `milliseconds,add|remove,node`")
@@ -101,8 +101,7 @@ class SandboxProvider(AwsProvider):
         """Return None: the sandbox is gone when a schedule would be due."""
 
     def interrupted_text(self, run: str, address: str) -> str:
-        again = "the same command with --resume, without --spot and --cloud, goes on with it on this machine"
-        kept = f"what {run} has trained is in {address}: {again}" if address else f"{run} had not trained yet"
+        kept = f"what {run} has trained is in {address}" if address else f"{run} had not trained yet"
         return f"idletrain: stopped; no machine is left of the rehearsal, and {kept}"
 
     def seen_from_here(self, event: Record, account: Account) -> Record:
@@ -130,7 +129,7 @@ class SandboxProvider(AwsProvider):
 def sandbox_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     """Run a sandbox while the context lasts; it prints its address once it answers.
 
-    Its logs are deleted behind the context, except after a failure: then they stay until the next sandbox opens.
+    Its logs are deleted behind the context, except after a failure: then they stay until the next one opens.
     """
     if importlib.util.find_spec("moto") is None:
         raise RunError(f"the rehearsal cloud needs moto; pip install {MOTO}")
@@ -151,7 +150,7 @@ def sandbox_process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     finally:
         if failed:
             (logs / "address.json").unlink(missing_ok=True)
-            sys.stderr.write(f"idletrain: the machines' logs are in {logs}, until the next sandbox opens\n")
+            sys.stderr.write(f"idletrain: the machines' logs are in {logs}, until the next rehearsal\n")
         else:
             shutil.rmtree(logs)
 
@@ -181,7 +180,7 @@ def _await_address(process: subprocess.Popen[str]) -> None:
     line, own = process.stdout.readline(), sandboxes() / str(os.getpid())
     if not line:
         said = (own / "sandbox.log").read_text().strip().rpartition("\n")[2].removeprefix("idletrain: ")
-        raise RunError(f"the sandbox did not start: {said or 'it said nothing'}")
+        raise RunError(f"the rehearsal cloud did not start: {said or 'it said nothing'}")
     _keep_private(own / "address.json", line)
     _enter_sandbox(json.loads(line))
 
@@ -227,5 +226,5 @@ def _open_sandbox(process: int | None) -> Path:
         if psutil.pid_exists(int(path.parent.name))
     ]
     if not addresses:
-        raise RunError("no sandbox is open; `idletrain launch JOB --spot --cloud sandbox` opens one while it runs")
+        raise RunError("no rehearsal is going on; `idletrain launch JOB --spot --cloud sandbox` is one while it runs")
     return max(addresses, key=lambda path: path.stat().st_mtime)

@@ -111,7 +111,7 @@ def keys_of(claim: Claim, headers: Mapping[str, str], known: Mapping[str, Keys],
     """
     keys = known.get(claim.key_id)
     if keys is None or not _equal(headers.get(TOKEN, ""), keys.token):
-        raise SignatureError("InvalidClientTokenId", "these keys are not of this sandbox; use those of its own run")
+        raise SignatureError("InvalidClientTokenId", "these keys are another rehearsal cloud's; use its own")
     try:
         at = datetime.datetime.strptime(headers[DATE], DATE_FORMAT).replace(tzinfo=datetime.UTC).timestamp()
     except ValueError:

@@ -108,12 +108,11 @@ def _dataset(dataset: Any, collate_fn: Any, loading: Loading | None = None) -> M
 
 
 def _arrays(data: Any) -> Samples:
-    if is_frame(data):
-        raise JobError("data: a DataFrame alone does not say what the labels are; give (frame[inputs], frame[label])")
+    _check_target(data)
     if isinstance(data, tuple) and len(data) == 1:
-        (data,) = data  # of a target of its own, as for an autoencoder
-    if isinstance(data, Tensor | np.ndarray):
-        return _tree(_array(data, "samples"), None)
+        (data,) = data
+        if isinstance(data, Tensor | np.ndarray):
+            return _tree(_array(data, "samples"), None)
     if fields_of(data) is not None:
         return _tree(_by_name(data), None)
     if not isinstance(data, Sequence) or len(data) < 2:
@@ -131,6 +130,19 @@ def _arrays(data: Any) -> Samples:
     if len(x) != len(labels) or not len(x):
         raise JobError(f"data: {len(x)} inputs and {len(labels)} labels; there should be as many, and at least one")
     return ArraySource(x, labels)
+
+
+def _check_target(data: Any) -> None:
+    """Refuse a table or an array alone, which does not say what its target is.
+
+    Raises:
+        JobError: it is one.
+    """
+    if is_frame(data):
+        raise JobError("data: a DataFrame alone does not say what the labels are; give (frame[inputs], frame[label])")
+    if isinstance(data, Tensor | np.ndarray):
+        kind = "tensor" if isinstance(data, Tensor) else "array"
+        raise JobError(f"data: the {kind} has no labels; give (x, y), or (x,) if x is its own target")
 
 
 def _array(part: Any, name: str) -> Array:

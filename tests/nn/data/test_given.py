@@ -192,8 +192,8 @@ class Named:
 
 @pytest.mark.parametrize(
     "given_",
-    [torch.arange(6.0).view(3, 2), np.arange(6.0).reshape(3, 2), (torch.arange(6.0).view(3, 2),)],
-    ids=["tensor", "array", "one in a tuple"],
+    [(torch.arange(6.0).view(3, 2),), (np.arange(6.0).reshape(3, 2),)],
+    ids=["tensor", "array"],
 )
 def test_inputs_alone_are_their_own_target(given_: Any) -> None:
     samples = as_samples(given_)
@@ -201,6 +201,12 @@ def test_inputs_alone_are_their_own_target(given_: Any) -> None:
     inputs, target = samples.batch(np.array([2, 0]))
     assert inputs.tolist() == [[4, 5], [0, 1]]
     assert target is inputs
+
+
+@pytest.mark.parametrize(("alone", "kind"), [(torch.eye(3), "tensor"), (np.eye(3), "array")])
+def test_an_array_that_does_not_say_that_it_is_its_own_target_is_refused(alone: Any, kind: str) -> None:
+    with pytest.raises(JobError, match=rf"data: the {kind} has no labels; give \(x, y\), or \(x,\) if x is its own"):
+        as_samples(alone)
 
 
 @pytest.mark.parametrize("items", [TensorDataset(torch.eye(3)), [row.numpy() for row in torch.eye(3)]])
