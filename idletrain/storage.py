@@ -193,6 +193,11 @@ class S3Prefix:
             client = boto3.client("s3")
         return cls(client, bucket, f"{path.rstrip('/')}/" if path.strip("/") else "")
 
+    def beside(self, name: str) -> S3Prefix:
+        """Return the prefix of another run in the same place."""
+        parent, _, _ = self.url.rstrip("/").rpartition("/")
+        return S3Prefix.at(f"{parent}/{name}", self.client)
+
     @property
     def url(self) -> str:
         """The prefix as `s3://bucket/path/`."""

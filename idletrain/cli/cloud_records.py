@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from idletrain.cloud.record import SweepOrder
     from idletrain.job import Job
     from idletrain.storage import S3Prefix
-    from idletrain.sweeps.grid import SweepTrial
     from idletrain.sweeps.trial_results import SweepResult
 
 UNFINISHED_STATES = ("starting", "running")  # states of a run whose head has not recorded its end
@@ -53,16 +52,29 @@ def sweep_at(prefix: Any) -> SweepOrder | None:
     return record.read(prefix).sweep
 
 
-def refuse_trial(prefix: Any, name: str) -> None:
-    """Raise JobError for a trial, whose machines are its sweep's."""
+def sweep_of(prefix: Any) -> str:
+    """Return the sweep on whose machines a run trains as a trial, or "" if it has its own."""
     from idletrain.cloud import record
 
-    if prefix.names(record.RUN_RECORD_KEY) and (sweep := record.read(prefix).of_sweep):
+    return record.read(prefix).of_sweep if prefix.names(record.RUN_RECORD_KEY) else ""
+
+
+def trained_now(prefix: Any) -> Any:
+    """Return the prefix of the trial that a sweep trains now; of a run, its own."""
+    if (sweep := sweep_at(prefix)) is None:
+        return prefix
+    results = stored_results(prefix, trial_names(prefix, sweep))
+    return next((prefix.beside(name) for name, result in results.items() if result.state == "running"), prefix)
+
+
+def refuse_trial(prefix: Any, name: str) -> None:
+    """Raise JobError for a trial, whose machines are its sweep's."""
+    if sweep := sweep_of(prefix):
         raise JobError(f"{name} is a trial of the sweep {sweep} and trains on its machines; name {sweep}")
 
 
-def stored_results(prefix: S3Prefix, trials: Sequence[SweepTrial]) -> dict[str, SweepResult]:
-    """Return what the trials of a sweep have come to, as its head has stored it.
+def stored_results(prefix: S3Prefix, names: Sequence[str]) -> dict[str, SweepResult]:
+    """Return what the trials of a sweep, named so, have come to, as its head has stored it.
 
     Raises:
         DamageError: it is something else.
@@ -72,7 +84,7 @@ def stored_results(prefix: S3Prefix, trials: Sequence[SweepTrial]) -> dict[str, 
 
     stored = prefix.get(SWEEP_RESULTS)
     with reading(f"{prefix.url}{SWEEP_RESULTS}", "take that object away"):
-        return parse_results(stored.content if stored else b"{}", [trial.job.name for trial in trials])
+        return parse_results(stored.content if stored else b"{}", names)
 
 
 def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]:
@@ -100,11 +112,19 @@ def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]
     return summary, why, events
 
 
+def trial_names(prefix: Any, sweep: SweepOrder) -> list[str]:
+    """Return the names of a sweep's trials.
+
+    Raises:
+        DamageError: its record names none.
+    """
+    with reading(f"{prefix.url}record.json", "look at it with the idletrain that wrote it"):
+        return [str(trial["job"]["name"]) for trial in sweep.trials]
+
+
 def _count_trials(summary: Any, prefix: Any, sweep: SweepOrder) -> None:
     """Have the summary of a sweep count trials as that of a run does rounds."""
-    from idletrain.sweeps.grid import from_plain
-
-    results = stored_results(prefix, from_plain(sweep.trials))
+    results = stored_results(prefix, trial_names(prefix, sweep))
     summary.rounds, summary.total_rounds = sum(result.ended for result in results.values()), len(results)
 
 

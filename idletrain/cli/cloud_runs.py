@@ -12,7 +12,15 @@ import typer
 
 from idletrain.cli import local_runs
 from idletrain.cli.arguments import FoundCloud, FoundRun, Region, run_dir_of
-from idletrain.cli.cloud_records import as_seen_from_here, bill_of, named_prefix, read_events, refuse_trial
+from idletrain.cli.cloud_records import (
+    as_seen_from_here,
+    bill_of,
+    named_prefix,
+    read_events,
+    refuse_trial,
+    sweep_of,
+    trained_now,
+)
 from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.errors import IdletrainError, RunError
 
@@ -41,7 +49,8 @@ def down(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -> Non
             raise RunError(
                 f"there is no run {run} in {account.region}; name its region with --region, or its s3:// prefix"
             )
-        refuse_trial(prefix, run)
+        if not tagged:  # a trial has no machines
+            refuse_trial(prefix, run)
         take_down(account, run, prefix)
     kept = f"stay in {prefix.url}" if place.provider().outlives_command else "are in runs/ once its launch has ended"
     typer.echo(f"{place.name}: nothing of it is left; its records and snapshots {kept}")
@@ -118,6 +127,7 @@ def interrupt(
 
     place = find_run(name, cloud, region, here="never")
     with place.account() as account:
+        refuse_trial(named_prefix(account, place.run), place.name)
         nodes = [i for i in account.instances(place.name, ("running",)) if i.role == "worker"]
         chosen = [i.id for i in sorted(nodes, key=lambda i: (i.launched_at, i.id)) if node in (None, i.id)][:1]
         if not chosen:
@@ -132,13 +142,14 @@ def dashboard(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -
     """Open a tunnel to a run's Dask dashboard, which listens on its head's loopback alone."""
     place = find_run(name, cloud, region, here="never")
     with place.account() as account:
-        events = read_events(named_prefix(account, place.run))
+        prefix = named_prefix(account, place.run)
+        fleet, events = sweep_of(prefix) or place.name, read_events(trained_now(prefix))
         pages = [event["dashboard"] for event in events if event["kind"] == "run_started"]
-        heads = [i for i in account.instances(place.name, ("running",)) if i.role == "head"]
+        heads = [i for i in account.instances(fleet, ("running",)) if i.role == "head"]
         if not pages or not heads:
             raise RunError(f"run {place.name} is not running; `idletrain status` shows how it ended")
         port = pages[-1].rsplit(":", 1)[1].split("/")[0]
-        token = account.dashboard_token(place.name)
+        token = account.dashboard_token(fleet)
         page = f"http://127.0.0.1:{port}/idletrain?token={token}"  # whatever address the head has in its network
         command = place.provider().tunnel_command(account, heads[0].id, port)
         if command is None:

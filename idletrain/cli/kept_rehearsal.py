@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,14 +43,17 @@ def keep(account: Any, prefix: S3Prefix, directory: Path) -> bool:
     from idletrain.ownership import write_signed
     from idletrain.rounds.durable import s3_mirror
 
+    part = directory.with_name(f".{directory.name}.part")
     try:
         with account.explained():
-            if not s3_mirror.restore(prefix, directory):
+            shutil.rmtree(part, ignore_errors=True)
+            if not s3_mirror.restore(prefix, part):
                 return False
-            write_signed(directory / "job.json", (directory / "job.json").read_bytes())
+            write_signed(part / "job.json", (part / "job.json").read_bytes())
             for key in (MODEL_KEY, REPORT_KEY):
                 if key in prefix.names(key):
-                    prefix.get_file(key, directory / key)
+                    prefix.get_file(key, part / key)
+            part.rename(directory)  # whole, or not at all
     except (OSError, IdletrainError) as error:  # the launch's own end is what the user is to see
         sys.stderr.write(f"idletrain: {directory} cannot keep the rehearsal ({error})\n")
         return False

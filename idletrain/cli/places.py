@@ -79,7 +79,9 @@ def noted() -> list[Place]:
     with contextlib.suppress(OSError):  # none yet
         lines = (state_folder() / LAUNCHES).read_bytes().splitlines()
     places = dict.fromkeys(filter(None, map(parse_note, lines)))
-    return [place for place in places if place.rehearsal is None or _is_open(place)]
+    rehearsals = {place.rehearsal: place for place in places if place.rehearsal is not None}
+    is_open = {process for process, place in rehearsals.items() if _is_open(place)}
+    return [place for place in places if place.rehearsal is None or place.rehearsal in is_open]
 
 
 def parse_note(line: bytes) -> Place | None:

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -15,6 +14,7 @@ from idletrain.cli.arguments import RUNS, JobFile
 from idletrain.cli.cloud_records import bill_of
 from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.cli.printing import tell
+from idletrain.cli.sweep_request import SweepRequest
 from idletrain.cli.sweep_table import print_results
 from idletrain.cli.trust import import_from_here
 from idletrain.errors import JobError, RunError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from idletrain.job import Job
     from idletrain.observe.records import Record
     from idletrain.sweeps import trial_process
-    from idletrain.sweeps.grid import SweepTrial
     from idletrain.sweeps.trial_results import SweepResult
 
 app = typer.Typer()
@@ -71,30 +70,23 @@ def sweep(
     if faults:
         raise JobError(faults)
     watched, better = _watched(found[0].job)
-    request = SweepRequest(tree["name"], found, watched, better, prune, budget_usd, parallel)
+    request = SweepRequest(
+        name=tree["name"], trials=found, watched=watched, better=better, prune=prune, budget_usd=budget_usd
+    )
     if isinstance(provider, CloudProvider):
-        results = _in_cloud(request, provider, cloud or "", ask=costs and not yes)
+        from idletrain.cli.cloud_sweep import sweep_in_cloud
+
+        if faults := request.cloud_faults(parallel):
+            raise JobError(faults)
+        results: Mapping[str, SweepResult] = sweep_in_cloud(request, provider, cloud or "", ask=costs and not yes)
     else:
-        results = _on_workers(request, scheduler)
+        results = _on_workers(request, scheduler, parallel)
     print_results(found, results, watched, better, as_json=as_json)
     if left := [name for name, result in results.items() if not result.ended]:
         raise RunError(f"{len(left)} of {len(found)} trials did not end: the same command goes on with them")
 
 
-@dataclass(frozen=True)
-class SweepRequest:
-    """A sweep as the command line asks for it; see `sweep`."""
-
-    name: str
-    trials: Sequence[SweepTrial]
-    watched: str
-    better: Literal["higher", "lower"]
-    prune: bool
-    budget_usd: float | None
-    parallel: int
-
-
-def _on_workers(request: SweepRequest, scheduler: str | None) -> Mapping[str, SweepResult]:
+def _on_workers(request: SweepRequest, scheduler: str | None, parallel: int) -> Mapping[str, SweepResult]:
     """Run the trials in processes of their own, on this machine's workers or those of a scheduler."""
     from idletrain.sweeps import trial_process
     from idletrain.sweeps.running import Sweep, SweepSettings
@@ -106,7 +98,7 @@ def _on_workers(request: SweepRequest, scheduler: str | None) -> Mapping[str, Sw
     settings = SweepSettings(
         start=start,
         events_of=_events_here,
-        parallel=request.parallel,
+        parallel=parallel,
         watched=request.watched,
         better=request.better,
         prune=request.prune,
@@ -130,25 +122,6 @@ def _events_here(job: Job) -> list[Record]:
 
     file = job.run_dir / "events.jsonl"
     return list(read_records(file)) if file.exists() else []
-
-
-def _in_cloud(request: SweepRequest, provider: CloudProvider, cloud: str, *, ask: bool) -> Mapping[str, SweepResult]:
-    """Run the trials on machines of their own in a cloud."""
-    from idletrain.cli.cloud_sweep import CloudSweep, sweep_in_cloud
-
-    sweep = CloudSweep(
-        name=request.name,
-        trials=request.trials,
-        budget_usd=request.budget_usd,
-        watched=request.watched,
-        better=request.better,
-        prune=request.prune,
-    )
-    if faults := sweep.faults(request.parallel):
-        raise JobError(faults)
-    if ask:
-        typer.confirm(f"{len(request.trials)} trials, for ${request.budget_usd:.2f} at most. Start?", abort=True)
-    return sweep_in_cloud(sweep, provider, cloud)
 
 
 def parse_usd(text: str) -> float:
@@ -178,8 +151,12 @@ def sweep_faults(provider: Provider, job: Job, varied: Sequence[str], budget: st
     from idletrain.sweeps.grid import parse_varied, trials
 
     try:
-        trials(job.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])
-        return cost_and_faults(provider, job, parse_usd(budget) if budget else None)[1]
+        found = trials(job.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])
+        budget_usd = parse_usd(budget) if budget else None
+        faults = cost_and_faults(provider, job, budget_usd)[1]
+        watched, better = _watched(job)
+        request = SweepRequest(name=job.name, trials=found, watched=watched, better=better)
+        return faults + (request.cloud_faults(parallel=1) if isinstance(provider, CloudProvider) else [])
     except JobError as error:
         return list(error.faults)
 

@@ -74,7 +74,7 @@ def sweep_table(
             str(result.values[-1][0] if result.values else "-"),
             charts.fixed(result.value),
             *((charts.fixed(result.record.get("accuracy")),) if classes else ()),
-            charts.duration(result.record["seconds"]) if result.record else "-",
+            charts.duration(result.record["seconds"]) if "seconds" in result.record else "-",
             *((charts.usd(result.usd),) if priced else ()),
             trial.job.name,
         )

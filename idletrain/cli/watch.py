@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from idletrain.cli.arguments import RUNS, FoundCloud, Region, run_dir_of
-from idletrain.cli.cloud_records import named_prefix, run_status, sweep_at
-from idletrain.cli.places import events_of, find_run, is_over, seen_until
+from idletrain.cli.cloud_records import named_prefix, run_status, stored_results, sweep_at
+from idletrain.cli.places import events_of, find_run, is_over, noted, seen_until
 from idletrain.cli.printing import show
 from idletrain.cli.runs import list_runs, local_summary, the_one_that_trains
 from idletrain.errors import JobError, RunError, reading
 
 if TYPE_CHECKING:
+    from idletrain.cloud.record import SweepOrder
     from idletrain.observe.report import PastRun
+    from idletrain.observe.summary import Summary
 
 RunNames = Annotated[
     list[str],
@@ -48,17 +50,16 @@ def status(
         list_runs(cloud, region, as_json)
         return
 
-    from idletrain.cli.cloud_sweep import show_sweep
     from idletrain.cluster.access import link
     from idletrain.observe import display
 
     page = ""
     if place.cloud:
         with place.account() as account:
-            if sweep := sweep_at(prefix := named_prefix(account, place.run)):
-                show_sweep(prefix, sweep, as_json)
-                return
             summary, why, _ = run_status(account, place.run)
+            if sweep := sweep_at(prefix := named_prefix(account, place.run)):
+                _show_sweep(prefix, sweep, summary, why, as_json=as_json)
+                return
             if summary.status == "running" and summary.dashboard:
                 start = {"kind": "run_started", "run": summary.run, "dashboard": summary.dashboard}
                 page = place.provider().seen_from_here(start, account)["dashboard"]
@@ -74,6 +75,25 @@ def status(
         show(line)
     if page:
         typer.echo(f"  watch it at {page}")
+
+
+def _show_sweep(prefix: Any, sweep: SweepOrder, summary: Summary, why: str, *, as_json: bool) -> None:
+    """Print the state of a sweep that has its own machines, and what its trials have come to so far."""
+    import json
+    from dataclasses import asdict
+
+    from idletrain.cli.sweep_table import print_results
+    from idletrain.sweeps.grid import from_plain
+
+    with reading(f"{prefix.url}record.json", "look at it with the idletrain that wrote it"):
+        trials = from_plain(sweep.trials)
+    results = stored_results(prefix, [trial.job.name for trial in trials])
+    if as_json:
+        entries = [{**asdict(results[trial.job.name]), "name": trial.job.name, "set": trial.values} for trial in trials]
+        typer.echo(json.dumps({"run": summary.run, "status": summary.status, "reason": why, "trials": entries}))
+        return
+    show(f"{summary.run}: {summary.status}" + (f": {why}" if why else ""))
+    print_results(trials, results, sweep.watched, sweep.better, as_json=False)
 
 
 @app.command(rich_help_panel="Watch")
@@ -143,7 +163,8 @@ def _trials_of(run: str) -> list[str]:
     if "/" in run or run_dir_of(run).exists():
         return [run]
     names = ResultsFile(RUNS / f"{run}.sweep.json").names()
-    return [name for name in names if (RUNS / name / "events.jsonl").exists()] or [run]
+    elsewhere = {place.name for place in noted()} if names else set()
+    return [name for name in names if name in elsewhere or (RUNS / name / "events.jsonl").exists()] or [run]
 
 
 def _past_runs(runs: Sequence[str], cloud: str | None, region: str | None) -> list[PastRun]:

@@ -104,6 +104,9 @@ class FleetController:
         """Update the state of machines from one of the run's events."""
         worker = event.get("worker", "")
         match event["kind"]:
+            case "run_started":  # its workers join now; those of a sweep's trial before may have left unseen
+                self._workers.clear()
+                self.idle_since = time.monotonic()
             case "worker_joined":
                 self._workers[worker] = machine = event["name"].rsplit("-", 2)[0]
                 self._joined.add(machine)

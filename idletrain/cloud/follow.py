@@ -19,6 +19,7 @@ FOLLOW_SECONDS = 1.0
 ALIVE_CHECK_SECONDS = 15.0  # a head that trains writes an event every few seconds
 RUN_SILENCE_SECONDS = 120.0  # the longest a head that trains may be silent
 BOOT_SECONDS = 600.0  # the same for one that boots, pulls its image, or ends everything
+BEGINNINGS = ("run_started", "trial")  # events of a head that trains
 HEAD_END_SECONDS = 120.0  # its machine shuts down after its last write
 
 
@@ -31,19 +32,21 @@ def follow(prefix: S3Prefix, sink: Sink, account: CloudAccount) -> RunRecord:
         RunError: the head failed, is gone, or has been silent for too long.
     """
     last_read, last_sign_at, checked = "", time.monotonic(), time.monotonic()
-    why, first = "", leader_lease.renewed(prefix)  # before this head has taken the lease: of the head before
+    sweep = record.read(prefix).of_sweep
+    leading = prefix.beside(sweep) if sweep else prefix  # where the head's lease is
+    why, first = "", leader_lease.renewed(leading)  # before this head has taken the lease: of the head before
     beat, over = first, False
 
     def take(content: bytes) -> None:
         nonlocal over
         for event in parse(content.splitlines()):
-            over = event["kind"] == "run_ended" or (over and event["kind"] != "run_started")  # it may be resumed
+            over = event["kind"] == "run_ended" or (over and event["kind"] not in BEGINNINGS)  # it may be resumed
             sink(event)
 
     while True:
         if time.monotonic() - max(last_sign_at, checked) > ALIVE_CHECK_SECONDS:
             checked, why = time.monotonic(), head_is_lost(account, record.read(prefix))
-            before, beat = beat, leader_lease.renewed(prefix)
+            before, beat = beat, leader_lease.renewed(leading)
             last_sign_at = (
                 checked if beat != before else last_sign_at
             )  # the head waits for nodes, or for the end of a long round

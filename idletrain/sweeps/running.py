@@ -18,6 +18,8 @@ from idletrain.sweeps.grid import SweepTrial
 from idletrain.sweeps.pruning import Halving
 from idletrain.sweeps.trial_results import DIVERGED, PRUNED, ResultsFile
 
+STOPPED = "stopped"
+UNTRIED = ("waiting", "not started")  # states of trials without a run
 LEAST_USD = 0.01  # with less left no trial begins
 PROGRESS_SECONDS = 5.0  # between two lines on a trial
 
@@ -108,9 +110,12 @@ class Sweep:
             async with slots:
                 await self._run(trial)
 
-        async with asyncio.TaskGroup() as tasks:
-            for trial in waiting:
-                tasks.create_task(in_turn(trial))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for trial in waiting:
+                    tasks.create_task(in_turn(trial))
+        except BaseExceptionGroup as group:  # such as a full disk's
+            raise group.exceptions[0] from None
 
     async def _run(self, trial: SweepTrial) -> None:
         name, result = trial.job.name, self.results[trial.job.name]
@@ -119,15 +124,15 @@ class Sweep:
             result.state, result.reason = "not started", "the budget is used up"
             return
         self._settings.report(f"{name} begins: {trial.text}")
-        was_killed, result.state, result.reason = result.state == "running", "running", ""
+        is_new, result.state, result.reason = result.state in UNTRIED, "running", ""
         self._file.write(self.results)
-        why = "" if was_killed and await self._has_ended(trial) else await self._train(trial, job)
+        why = "" if not is_new and await self._has_ended(trial) else await self._train(trial, job)
         if result.state == "running":
             status = result.record.get("status", "")
-            result.state = status if status in (*DONE_STATUSES, DIVERGED) else "failed"
+            result.state = status if status in (*DONE_STATUSES, DIVERGED, STOPPED) else "failed"
         if result.state == DIVERGED:
             result.reason = "its values are no numbers any more; a lower learning rate may help"
-        if result.state == "failed":
+        if result.state in ("failed", *DONE_STATUSES):  # such as a network that could not be stored
             result.reason = why
         self._reserved.pop(name, None)
         if result.record:
@@ -152,8 +157,10 @@ class Sweep:
         return job.model_copy(update={"nodes": job.nodes.model_copy(update={"budget_usd": part})})
 
     async def _has_ended(self, trial: SweepTrial) -> bool:
-        """Return whether the run of a trial has ended that was under way when the sweep was killed; take note of it."""
-        summary = summary_of(await asyncio.to_thread(self._settings.events_of, trial.job))
+        """Take note of what the run of a trial came to in an earlier session; return whether it has ended."""
+        events = await asyncio.to_thread(self._settings.events_of, trial.job)
+        self.results[trial.job.name].began |= any(event["kind"] == "run_started" for event in events)
+        summary = summary_of(events)
         if summary.status not in (*DONE_STATUSES, DIVERGED):
             return False
         self._is_pruned(trial.job.name, summary.as_record())
@@ -168,7 +175,7 @@ class Sweep:
                     await self._follow(trial, run)
                     return await run.wait()
                 except asyncio.CancelledError:
-                    result.state = "stopped"
+                    result.state = STOPPED
                     run.interrupt()
                     await run.wait()
                     raise

@@ -55,7 +55,8 @@ class ResultsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
+        self._others: dict[str, Any] = {}
 
     def read(self, names: Sequence[str]) -> dict[str, SweepResult]:
         """Return the trials' results so far.
@@ -63,8 +64,11 @@ class ResultsFile:
         Raises:
             DamageError: the file does not hold them.
         """
-        with reading(self._path, "delete it to begin the sweep again"):
-            return parse_results(self._path.read_bytes() if self._path.exists() else b"{}", names)
+        with reading(self.path, "delete it to begin the sweep again"):
+            content = self.path.read_bytes() if self.path.exists() else b"{}"
+            results = parse_results(content, names)
+            self._others = {name: result for name, result in json.loads(content).items() if name not in names}
+            return results
 
     def names(self) -> list[str]:
         """Return the names of the trials that the file has results of; none where it is not there.
@@ -72,13 +76,14 @@ class ResultsFile:
         Raises:
             DamageError: the file does not hold results.
         """
-        with reading(self._path, "delete it to begin the sweep again"):
-            return list(json.loads(self._path.read_bytes()).keys()) if self._path.exists() else []
+        with reading(self.path, "delete it to begin the sweep again"):
+            return list(json.loads(self.path.read_bytes()).keys()) if self.path.exists() else []
 
     def write(self, results: Mapping[str, SweepResult]) -> None:
-        """Replace the file's content."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path, json.dumps({name: asdict(result) for name, result in results.items()}).encode())
+        """Replace these results; those of trials that the sweep had before stay."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        ours = {name: asdict(result) for name, result in results.items()}
+        write_whole(self.path, json.dumps({**self._others, **ours}).encode())
 
 
 def parse_results(content: bytes, names: Sequence[str]) -> dict[str, SweepResult]:

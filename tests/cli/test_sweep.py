@@ -77,15 +77,6 @@ def test_wrong_input_is_a_sentence_and_nothing_is_made(arguments: tuple[str, ...
     assert not Path("runs").exists()
 
 
-def test_what_costs_money_is_asked_for() -> None:
-    declined = CliRunner().invoke(
-        app, ["sweep", "job.yaml", "--set", "training.seed=1,2", "--cloud", "aws", "--budget", "5usd"], input="n\n"
-    )
-    assert "2 trials, for $5.00 at most. Start? [y/N]" in declined.output
-    assert declined.exit_code == 1
-    assert not Path("runs").exists()
-
-
 def test_a_run_s_cost_is_that_of_its_machines() -> None:
     launched = {
         "v": 2, "t": 0.0, "s": 0.0, "kind": "instance_launched", "instance": "i", "role": "worker", "type": "m",

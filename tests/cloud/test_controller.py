@@ -170,6 +170,18 @@ def test_what_earlier_sittings_cost_is_spent(cloud: Sandbox, account: Account) -
     assert FleetController(account, before, "tls://127.0.0.1:1").spent_usd == 1.25
 
 
+def test_workers_that_left_between_two_trials_are_not_thought_to_be_there(account: Account) -> None:
+    fleet = FleetController(account, sleeping(account), "tls://127.0.0.1:1")
+    fleet(joined("tls://w", "i-1"))
+    assert fleet.idle_since is None
+    began = time.monotonic()
+    fleet({"kind": "run_started"})  # the next trial, whose workers join now
+    assert fleet.idle_since is not None
+    assert fleet.idle_since >= began
+    fleet(joined("tls://w", "i-1"))
+    assert fleet.idle_since is None
+
+
 def test_a_machine_that_lost_its_worker_is_ended_and_replaced(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
         async with ControlledFleet(account, count=1) as fleet:

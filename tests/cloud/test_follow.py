@@ -13,10 +13,12 @@ from rehearsal import RECORD, Sandbox
 
 from idletrain.cloud import follow, leader_lease, record
 from idletrain.cloud.aws.account import Account
+from idletrain.cloud.record import SweepOrder
 from idletrain.errors import RunError
 from idletrain.storage import S3Prefix
 
 ENDED = b'"s": 9.0, "status": "completed", "rounds": 5, "params_sha256": "", "run_dir": ""'
+TRIAL = b'"s": 2.0, "t": 2.0, "text": "a begins"'
 
 
 def test_following_hands_on_every_event_and_tells_why_a_head_gave_up(account: Account, prefix: S3Prefix) -> None:
@@ -81,6 +83,34 @@ def test_a_run_that_has_ended_is_not_lost_with_its_head(
     seen: list[Any] = []
     assert follow.follow(prefix, seen.append, account).state == "running"  # its head could not write more
     assert [event["kind"] for event in seen] == ["snapshot", "run_ended"]
+
+
+def test_a_sweep_that_goes_on_behind_its_end_is_lost_with_its_head(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = SweepOrder(trials=[], watched="loss", better="lower", prune=False)
+    record.claim(prefix, replace(RECORD, run="tuning", sweep=order))
+    monkeypatch.setattr(follow, "ALIVE_CHECK_SECONDS", 0.2)
+    prefix.put("events.jsonl/000000000000000", b'{"kind": "run_ended", %s}\n{"kind": "trial", %s}\n' % (ENDED, TRIAL))
+    with pytest.raises(RunError, match="it has no head; the command that began the sweep tuning goes on with it"):
+        follow.follow(prefix, lambda _event: None, account)
+
+
+def test_a_trial_s_head_is_its_sweep_s(account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = prefix.beside("tuning-1")
+    record.claim(trial, replace(RECORD, run="tuning-1", of_sweep="tuning", created=time.time()))
+    beats: list[float] = []
+
+    def lead(now: float) -> None:
+        if now <= 2 * follow.RUN_SILENCE_SECONDS:
+            beats.append(now)
+            lease = json.dumps({"holder": "i-1", "renewed": now}).encode()
+            prefix.beside("tuning").put(leader_lease.LEADER_LEASE_KEY, lease)
+
+    monkeypatch.setattr(follow, "time", clock := Clock(lead))
+    with pytest.raises(RunError, match="has said nothing for 120 s"):
+        follow.follow(trial, lambda _event: None, account)
+    assert clock.now > beats[-1] + follow.RUN_SILENCE_SECONDS
 
 
 def test_a_cloud_that_refuses_to_list_machines_loses_no_head(cloud: Sandbox, account: Account) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -18,13 +19,12 @@ from rehearsal import sleeping
 from idletrain.cloud import head_run, record
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.controller import FleetController
-from idletrain.cloud.head_run import RunHooks
-from idletrain.cloud.head_sweep import HeadTrial, lead_sweep, sibling
+from idletrain.cloud.head_sweep import lead_sweep, outcome
 from idletrain.cloud.reconcile import NOTICE_LEFT_SECONDS
 from idletrain.cloud.record import RunRecord, SweepOrder
 from idletrain.cluster import certificates, dask_scheduler
 from idletrain.cluster.local import LocalFleet
-from idletrain.errors import RunError
+from idletrain.observe import cost
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 from idletrain.sweeps.grid import Varied, as_plain, from_plain, trials
@@ -48,6 +48,12 @@ def order(*varied: Varied, prune: bool = False, **training: Any) -> SweepOrder:
 
 
 @pytest.fixture
+def prefix(prefix: S3Prefix) -> S3Prefix:
+    """The sweep's, beside which no other test has trials."""
+    return S3Prefix.at(f"{prefix.url}sweep", prefix.client)
+
+
+@pytest.fixture
 def run(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # which the head adds to
@@ -66,9 +72,9 @@ async def led(run: RunRecord, account: Account, folder: Path) -> AsyncIterator[t
         controller = FleetController(account, run, address)
         await controller.check()
         fleet = LocalFleet(address, 1 << 30, folder / "logs", options=options)
+        keeping = asyncio.ensure_future(controller.run())
         try:
             fleet.start(1)
-            keeping = asyncio.ensure_future(controller.run())
             yield controller, identities["head"], address
         finally:
             keeping.cancel()
@@ -95,15 +101,15 @@ def test_each_trial_is_a_run_beside_the_sweep_and_one_that_cannot_run_says_why(
     done, failed = led_to_its_end(replace(run, sweep=sweep), prefix, account, tmp_path)
     assert (done.state, failed.state) == ("completed", "failed")
     assert "64" in failed.reason
-    assert done.usd > 0
-    beside = [record.read(sibling(prefix, name)) for name in (wide, narrow)]
+    assert done.usd == pytest.approx(cost.accrued(s3_mirror.events(prefix), time.time()).spent_usd, rel=0.5)
+    beside = [record.read(prefix.beside(name)) for name in (wide, narrow)]
     assert [(trial.run, trial.fleet, trial.state) for trial in beside] == [
         (n, run.run, "ended") for n in (wide, narrow)
     ]
     assert (beside[0].failure, beside[1].failure) == ("", failed.reason)
-    kinds = [event["kind"] for event in s3_mirror.events(sibling(prefix, wide))]
+    kinds = [event["kind"] for event in s3_mirror.events(prefix.beside(wide))]
     assert (kinds[0], kinds[-1]) == ("run_started", "run_ended")
-    assert sibling(prefix, wide).get("model.safetensors").content
+    assert prefix.beside(wide).get("model.safetensors").content
     own = s3_mirror.events(prefix)
     assert [event["kind"] for event in own if event["kind"].startswith("instance_")] == ["instance_launched"]
     assert (own[-1]["status"], own[-1]["reason"]) == ("stopped", "1 of 2 trials did not end")
@@ -124,59 +130,45 @@ def test_a_limit_stops_the_trial_that_trains_and_begins_no_other(
 ) -> None:
     monkeypatch.setattr(head_run, "LIMIT_POLL_SECONDS", 0.2)
     sweep = order(Varied("training.optimizer.lr", (0.1, 0.2)), rounds=100_000)
-    limited = replace(run, sweep=sweep, deadline=time.time() + NOTICE_LEFT_SECONDS + 6)
+    limited = replace(run, sweep=sweep, deadline=time.time() + NOTICE_LEFT_SECONDS + 10)
     first, second = led_to_its_end(limited, prefix, account, tmp_path)
     assert (first.state, first.began, second.state) == ("stopped", True, "waiting")
     *_, stopping, ended = (e for e in s3_mirror.events(prefix) if e["kind"] in ("stopping", "run_ended"))
     assert stopping["reason"] == "its deadline is near, by nodes.max_duration or the budget"
     assert (ended["status"], ended["reason"]) == ("stopped", "2 of 2 trials did not end")
+    trial = from_plain(sweep.trials)[0].job.name
+    assert s3_mirror.events(prefix.beside(trial))[-1]["status"] == "stopped"
+    assert record.read(prefix.beside(trial)).state == "ended"
 
 
-class Trained:
-    """What trains a trial in the tests below."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.hooks, self.stopped = error, RunHooks(), asyncio.Event()
-
-    async def __call__(self, hooks: RunHooks) -> None:
-        self.hooks = hooks
-        await asyncio.sleep(0)
-        if self.error:
-            raise self.error
-        await self.stopped.wait()
-
-
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [(RunError("no room"), "no room"), (ValueError("x"), "the head met a bug, not your fault: ValueError('x')")],
-)
-def test_why_a_trial_failed_is_a_sentence(error: Exception, why: str, controller: FleetController) -> None:
-    async def check() -> tuple[list[Any], str]:
-        trial = HeadTrial(Trained(error), controller)
-        return [entry async for entry in trial.records()], await trial.wait()
-
-    assert asyncio.run(check()) == ([], why)
+def test_a_trial_that_goes_on_has_cost_what_both_heads_took(
+    run: RunRecord, prefix: S3Prefix, account: Account, tmp_path: Path
+) -> None:
+    sweep = order(Varied("training.optimizer.lr", (0.1, 0.2)))
+    names = [trial.job.name for trial in from_plain(sweep.trials)]
+    before = [asdict(SweepResult(state="completed", usd=2.0)), asdict(SweepResult(state="stopped", usd=1.0))]
+    prefix.put(s3_mirror.SWEEP_RESULTS, json.dumps(dict(zip(names, before, strict=True))).encode())
+    first, second = led_to_its_end(replace(run, sweep=sweep, spent_usd=3.5), prefix, account, tmp_path)
+    assert (first.usd, first.values) == (2.0, [])  # it had ended
+    assert second.state == "completed"
+    assert second.usd == pytest.approx(1.5, abs=0.1)
 
 
-def test_a_trial_is_stopped_in_order_once_it_trains_and_at_once_before(controller: FleetController) -> None:
-    async def check() -> list[str]:
-        early = HeadTrial(Trained(), controller)
-        early.interrupt()
-        whys = [await early.wait()]
-        trained = Trained()
-        late = HeadTrial(trained, controller)
-        await asyncio.sleep(0)
-        trained.hooks.on_start(trained.stopped.set, print)
-        late.interrupt()
-        whys.append(await late.wait())
-        left = HeadTrial(Trained(), controller)
-        await left.end()
-        return [*whys, await left.wait()]
-
-    before = "it was stopped before it began"
-    assert asyncio.run(check()) == [before, "", before]
+def test_a_run_of_the_user_s_is_not_taken_for_a_trial(
+    run: RunRecord, prefix: S3Prefix, account: Account, tmp_path: Path
+) -> None:
+    sweep = order(Varied("training.optimizer.lr", (0.1,)))
+    (name,) = (trial.job.name for trial in from_plain(sweep.trials))
+    theirs = replace(run, run=name)
+    record.claim(prefix.beside(name), theirs)
+    (failed,) = led_to_its_end(replace(run, sweep=sweep), prefix, account, tmp_path)
+    assert failed.state == "failed"
+    assert "holds a run that is no trial of this sweep; name the sweep with --name" in failed.reason
+    assert record.read(prefix.beside(name)) == theirs
 
 
-@pytest.fixture
-def controller(account: Account, run: RunRecord) -> FleetController:
-    return FleetController(account, run, "tls://127.0.0.1:1")
+def test_a_sweep_that_did_not_end_is_not_called_completed() -> None:
+    done = SweepResult("completed", values=[(3, 0.1)])
+    assert outcome({"a": done}) == {"status": "completed", "rounds": 3}
+    left = outcome({"a": done, "b": SweepResult("stopped", values=[(1, 0.2)]), "c": SweepResult()})
+    assert left == {"status": "stopped", "rounds": 4, "reason": "2 of 3 trials did not end"}

@@ -14,6 +14,7 @@ from rehearsal import RECORD, Sandbox
 from idletrain.cloud import launcher, machine_log, record, teardown
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.machines import run_tags
+from idletrain.cloud.record import SweepOrder
 from idletrain.errors import JobError, RunError
 from idletrain.job import Job
 from idletrain.job_file import parse_job
@@ -168,6 +169,24 @@ def test_what_the_last_sitting_says_against_going_on_is_known_before_machines_ar
         plan = launcher.make_spot_plan(changed, account, cache)
         with pytest.raises(JobError, match=fault):
             launcher.start(plan, account, prefix, image="idletrain", resume=True)
+    assert not any(cloud.inventory().values())
+
+
+def test_a_run_does_not_go_on_as_a_sweep_nor_a_sweep_as_a_run(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
+) -> None:
+    order = SweepOrder(trials=[], watched="loss", better="lower", prune=False)
+    plan = launcher.make_spot_plan(job(), account, cache)
+    for before, now, fault in (
+        ({}, order, "name: night is a run; choose another --name"),
+        ({"sweep": order}, None, "name: night is a sweep; choose another --name"),
+        ({"of_sweep": "tuning"}, None, "name: night is a trial of the sweep tuning, which goes on; wait for its end"),
+    ):
+        previous = replace(RECORD, job=job().model_dump(mode="json"), **before)
+        prefix.put(record.RUN_RECORD_KEY, previous.as_json())
+        with pytest.raises(JobError, match=fault):
+            launcher.start(replace(plan, sweep=now), account, prefix, image="idletrain", resume=True)
+        assert record.read(prefix) == previous
     assert not any(cloud.inventory().values())
 
 

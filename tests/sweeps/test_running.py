@@ -102,12 +102,13 @@ def test_a_sweep_that_is_stopped_leaves_no_process_and_goes_on_later() -> None:
     assert later.results[trial.job.name].record["rounds"] == 151
 
 
-def test_a_trial_that_ended_when_the_sweep_was_killed_is_not_run_again() -> None:
+@pytest.mark.parametrize("state", ["running", "stopped", "failed"])  # as a killed sweep, and one at its limit, leave it
+def test_a_trial_whose_run_had_ended_is_not_run_again(state: str) -> None:
     found = with_rates(0.1)
     name = found[0].job.name
     asyncio.run(sweep(found).run())
     file, done = ResultsFile(Path("runs/digits.sweep.json")), sweep(found).results[name]
-    file.write({name: replace(done, state="running", values=done.values[:1], record={})})  # as it was meanwhile
+    file.write({name: replace(done, state=state, began=False, values=done.values[:1], record={})})
     again = sweep(found)
     asyncio.run(again.run())
     assert again.results[name].state == "completed"
