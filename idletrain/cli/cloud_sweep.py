@@ -70,6 +70,7 @@ def sweep_in_cloud(request: SweepRequest, provider: CloudProvider, cloud: str, *
     file = ResultsFile(RUNS / f"{request.name}.sweep.json")
     known = file.read(request.names)
     if not provider.outlives_command and all(result.ended for result in known.values()):  # else its bucket knows
+        tell(f"all trials of {request.name} have ended before; give the sweep another --name to train them again")
         return known
     job = request.job(1)
     spot.end_in_order()

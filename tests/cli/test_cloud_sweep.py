@@ -132,7 +132,8 @@ def test_trials_share_one_fleet_and_go_on_behind_a_lost_head(
     assert not cloud.inventory()["processes"]
     again = sweep("dusk")
     assert again.process.wait(PATIENCE_SECONDS) == 0, again.output
-    assert "idletrain: " not in again.output  # nothing is started
+    assert "all trials of dusk have ended before; give the sweep another --name" in again.output
+    assert "starting the head" not in again.output
     for name in names:  # a rehearsal's bucket ends with it
         assert (tmp_path / "runs" / name / "model.safetensors").stat().st_size > 0
 
