@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -88,7 +87,7 @@ def sweep_in_cloud(request: SweepRequest, provider: CloudProvider, cloud: str, *
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 tell(_interrupted_text(run.run, provider))
-            with _told():
+            with _told(), account.explained():
                 _taken_home(request, place)
             raise
         return _taken_home(request, place)
@@ -213,17 +212,19 @@ def _taken_home(request: SweepRequest, place: SweepPlace) -> dict[str, SweepResu
     from idletrain.sweeps.trial_results import SweepResult
 
     results = stored_results(place.prefix, request.names)
+    known = [name for name, result in place.file.read(request.names).items() if result.ended]  # kept before
     if not place.provider.outlives_command:
         for name, result in results.items():
-            if result.ended:
-                _keep(place, RUNS / name)
+            if result.ended and name not in known:
+                _keep(place, name)
             else:
                 results[name] = SweepResult(result.state, result.reason)  # it begins again
     place.file.write(results)
     return results
 
 
-def _keep(place: SweepPlace, directory: Path) -> None:
-    """Keep a rehearsed trial's run, once."""
-    if not directory.exists():
-        kept_rehearsal.keep(place.account, place.prefix.beside(directory.name), directory)
+def _keep(place: SweepPlace, name: str) -> None:
+    """Keep a rehearsed trial's run."""
+    directory = kept_rehearsal.free_directory(name)
+    if kept_rehearsal.keep(place.account, place.prefix.beside(name), directory) and directory.name != name:
+        tell(f"runs/ has a run {name}; this one is {directory}")

@@ -54,6 +54,9 @@ def keep(account: Any, prefix: S3Prefix, directory: Path) -> bool:
                 if key in prefix.names(key):
                     prefix.get_file(key, part / key)
             part.rename(directory)  # whole, or not at all
+    except KeyboardInterrupt:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     except (OSError, IdletrainError) as error:  # the launch's own end is what the user is to see
         sys.stderr.write(f"idletrain: {directory} cannot keep the rehearsal ({error})\n")
         return False

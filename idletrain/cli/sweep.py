@@ -88,12 +88,15 @@ def sweep(
 
 def _on_workers(request: SweepRequest, scheduler: str | None, parallel: int) -> Mapping[str, SweepResult]:
     """Run the trials in processes of their own, on this machine's workers or those of a scheduler."""
+    from idletrain.rounds.durable.history import holds_run
     from idletrain.sweeps import trial_process
     from idletrain.sweeps.running import Sweep, SweepSettings
     from idletrain.sweeps.trial_results import ResultsFile
 
-    def start(job: Job, again: bool) -> AbstractAsyncContextManager[trial_process.TrialProcess]:
-        return trial_process.launched(job, again=again, options=("--scheduler", scheduler) if scheduler else ())
+    options = ("--scheduler", scheduler) if scheduler else ()
+
+    def start(job: Job) -> AbstractAsyncContextManager[trial_process.TrialProcess]:
+        return trial_process.launched(job, again=holds_run(job.run_dir), options=options)
 
     settings = SweepSettings(
         start=start,

@@ -127,6 +127,11 @@ class FleetController:
                 self._changed.set()
 
     @property
+    def idle_seconds(self) -> float:
+        """Seconds since when there is no worker; 0 while there is one."""
+        return time.monotonic() - self.idle_since if self.idle_since is not None else 0.0
+
+    @property
     def spent_usd(self) -> float:
         """USD that the machines have cost so far, earlier sessions of the run included."""
         return self._record.spent_usd + cost.accrued(self._events, time.time()).spent_usd

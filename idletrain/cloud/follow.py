@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 from idletrain.cloud import leader_lease, record, teardown
@@ -32,15 +33,16 @@ def follow(prefix: S3Prefix, sink: Sink, account: CloudAccount) -> RunRecord:
         RunError: the head failed, is gone, or has been silent for too long.
     """
     last_read, last_sign_at, checked = "", time.monotonic(), time.monotonic()
-    sweep = record.read(prefix).of_sweep
-    leading = prefix.beside(sweep) if sweep else prefix  # where the head's lease is
+    followed = record.read(prefix)
+    leading = prefix.beside(followed.of_sweep) if followed.of_sweep else prefix  # where the head's lease is
     why, first = "", leader_lease.renewed(leading)  # before this head has taken the lease: of the head before
     beat, over = first, False
 
     def take(content: bytes) -> None:
         nonlocal over
         for event in parse(content.splitlines()):
-            over = event["kind"] == "run_ended" or (over and event["kind"] not in BEGINNINGS)  # it may be resumed
+            is_end = event["kind"] == "run_ended" and event.get("t", math.inf) >= followed.created
+            over = is_end or (over and event["kind"] not in BEGINNINGS)  # it may be resumed
             sink(event)
 
     while True:

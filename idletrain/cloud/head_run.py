@@ -168,13 +168,27 @@ async def _choose_settings(job: Job, identity: Identity, scheduler: str) -> tupl
     return job, ForecastTracker(choice.expected.as_record(), choice.why)
 
 
-async def watch_limits(run: RunRecord, controller: FleetController, stop: Callable[[], None], record: Recorder) -> None:
-    """Stop the run, resumably, at its deadline, at its budget, or when no node has worked for too long."""
+async def watch_limits(
+    run: RunRecord,
+    controller: FleetController,
+    stop: Callable[[], None],
+    record: Recorder,
+    needs_nodes: Callable[[], bool] = lambda: True,
+) -> None:
+    """Stop the run, resumably, at its deadline, at its budget, or when no node has worked for too long.
+
+    Args:
+        run: Its record.
+        controller: Knows the nodes and what they have cost.
+        stop: Stops it.
+        record: Records why.
+        needs_nodes: Whether it trains, so that time without a node counts.
+    """
     nodes = run.job["nodes"]
     rules = Limits(run.deadline, nodes["budget_usd"], nodes["idle_duration"])
     while True:
         await asyncio.sleep(LIMIT_POLL_SECONDS)
-        idle_seconds = time.monotonic() - controller.idle_since if controller.idle_since is not None else 0.0
+        idle_seconds = controller.idle_seconds if needs_nodes() else 0.0
         if reason := why_stop(rules, controller.spent_usd, idle_seconds, time.time(), controller.waiting_for):
             record("stopping", reason=reason)
             stop()

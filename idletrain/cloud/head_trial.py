@@ -23,6 +23,7 @@ from idletrain.observe.summary import Summary
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
+IDLE_SLACK_SECONDS = 2.0  # a run that waits for nodes may give up a moment before
 
 
 async def train_trial(
@@ -51,6 +52,8 @@ async def train_trial(
     except Exception as error:
         with contextlib.suppress(IdletrainError):  # the first error is the one to be seen
             await asyncio.to_thread(record.update, prefix, state="ended", failure=why_failed(error))
+        if isinstance(error, RunError):  # what is there was copied
+            await asyncio.to_thread(shutil.rmtree, RUNS / job.name, ignore_errors=True)
         raise
     await asyncio.to_thread(record.update, prefix, state="ended")
     await asyncio.to_thread(shutil.rmtree, RUNS / job.name, ignore_errors=True)  # of many trials a disk would be full
@@ -67,21 +70,24 @@ class HeadTrial:
     Args:
         train_with: Trains it with hooks.
         controller: Gets every event.
-        limits: Watches the sweep's limits while the trial trains.
-        give_up: Ends the sweep, for a reason: its machine ends, or it has no node.
+        give_up: Ends the sweep, for a reason: its machine ends, or no node came.
+        idle_duration: Seconds without a node after which no other trial is tried.
+
+    Attributes:
+        trains: Whether it has started, and not ended.
     """
 
     def __init__(
         self,
         train_with: Callable[[RunHooks], Coroutine[Any, Any, None]],
         controller: FleetController,
-        limits: Callable[[], Coroutine[Any, Any, None]],
         give_up: Callable[[str], None],
+        idle_duration: float,
     ) -> None:
-        self._controller, self._limits, self._give_up = controller, limits, give_up
+        self._controller, self._give_up, self._idle_duration = controller, give_up, idle_duration
+        self.trains = False
         self._summary, self._interrupted = Summary(), False
         self._records: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._watching: asyncio.Task[None] | None = None
         self._stop: Callable[[], object] | None = None
         self._training = asyncio.ensure_future(
             train_with(RunHooks((controller, self._take), self._on_start, self._on_end, self._summary))
@@ -107,21 +113,21 @@ class HeadTrial:
             return ""
         if not isinstance(error, IdletrainError):
             logger.error("a bug", exc_info=error)
-        elif self._stop and self._controller.idle_since is not None:
+        elif self._stop and self._controller.idle_seconds > self._idle_duration - IDLE_SLACK_SECONDS:
             self._give_up(str(error))  # the next trial would wait for nodes as long
         return why_failed(error)
 
     async def end(self) -> None:
         """End it at once, if it still trains."""
-        self._training.cancel()
-        await asyncio.gather(self._training, return_exceptions=True)
+        if not self._training.done():
+            self._training.cancel()
+            await asyncio.gather(self._training, return_exceptions=True)
 
     def _on_start(self, stop: Callable[[], None], _record: Recorder) -> None:
-        self._stop, self._watching = stop, asyncio.ensure_future(self._limits())
+        self._stop, self.trains = stop, True
 
     def _on_end(self) -> None:
-        if self._watching:
-            self._watching.cancel()
+        self.trains = False
 
     def _take(self, event: Record) -> None:
         if event["kind"] == "round_committed":

@@ -252,7 +252,7 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
         record.claim(prefix, run)
         return run
     previous = record.read(prefix)
-    _refuse_other_kind(run, previous)
+    _refuse_other_kind(run, previous, prefix)
     if run.sweep is None:  # a trial that has ended is not trained again, and another is begun
         past = summary_of(s3_mirror.events(prefix))
         check_resumption(job, Job.model_validate(previous.job), past.status, past.rounds)
@@ -267,9 +267,9 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
     return run
 
 
-def _refuse_other_kind(run: RunRecord, previous: RunRecord) -> None:
+def _refuse_other_kind(run: RunRecord, previous: RunRecord, prefix: S3Prefix) -> None:
     """Refuse to go on with a sweep as a run, with a run as a sweep, or with a trial while its sweep runs."""
-    if previous.of_sweep and previous.state != "ended":
+    if previous.of_sweep and record.read(prefix.beside(previous.of_sweep)).state != "ended":
         raise JobError(f"name: {run.run} is a trial of the sweep {previous.of_sweep}, which goes on; wait for its end")
     if (previous.sweep is None) != (run.sweep is None):
         what = "a run" if previous.sweep is None else "a sweep"

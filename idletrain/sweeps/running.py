@@ -40,8 +40,8 @@ class TrialUnderWay(Protocol):
         ...
 
 
-StartTrial = Callable[[Job, bool], AbstractAsyncContextManager[TrialUnderWay]]
-"""Runs a job, which is to be resumed or not; what still runs ends with the context."""
+StartTrial = Callable[[Job], AbstractAsyncContextManager[TrialUnderWay]]
+"""Runs a job, from where it was; what still runs ends with the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,7 @@ class Sweep:
     async def run(self) -> None:
         """Run all trials that have not ended; stop those that run if this is cancelled."""
         waiting = [trial for trial in self._trials if not self.results[trial.job.name].ended]
+        waiting.sort(key=lambda trial: self.results[trial.job.name].state == "failed")  # those may fail again
         if done := len(self._trials) - len(waiting):
             self._settings.report(f"{done} of {len(self._trials)} trials have ended before")
         slots = asyncio.Semaphore(self._settings.parallel)
@@ -124,7 +125,8 @@ class Sweep:
             result.state, result.reason = "not started", "the budget is used up"
             return
         self._settings.report(f"{name} begins: {trial.text}")
-        is_new, result.state, result.reason = result.state in UNTRIED, "running", ""
+        is_new = result.state in UNTRIED or (result.state == "failed" and not result.began)
+        result.state, result.reason, result.record = "running", "", {}
         self._file.write(self.results)
         why = "" if not is_new and await self._has_ended(trial) else await self._train(trial, job)
         if result.state == "running":
@@ -170,15 +172,17 @@ class Sweep:
         """Train a trial to its end, or until it is pruned; return why it failed, if it did."""
         result = self.results[trial.job.name]
         try:
-            async with self._settings.start(job, result.began) as run:
+            async with self._settings.start(job) as run:
                 try:
                     await self._follow(trial, run)
                     return await run.wait()
                 except asyncio.CancelledError:
-                    result.state = STOPPED
                     run.interrupt()
                     await run.wait()
                     raise
+        except asyncio.CancelledError:
+            result.state = PRUNED if result.state == PRUNED else STOPPED
+            raise
         finally:
             self._file.write(self.results)
 

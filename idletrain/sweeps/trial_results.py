@@ -23,7 +23,7 @@ class SweepResult:
     Attributes:
         state: `waiting`, `running`, how its run ended, `pruned`, `stopped`, `failed`, or `not started`.
         reason: Why it failed or did not start.
-        began: Whether its run has a round, and so can be resumed.
+        began: Whether its run has begun.
         values: Rounds and the watched value at each evaluation.
         record: The run's summary, once it has one.
         usd: What it has cost.
@@ -64,11 +64,17 @@ class ResultsFile:
         Raises:
             DamageError: the file does not hold them.
         """
-        with reading(self.path, "delete it to begin the sweep again"):
+        with reading(self.path, "delete it and the runs of its trials to begin the sweep again"):
             content = self.path.read_bytes() if self.path.exists() else b"{}"
             results = parse_results(content, names)
-            self._others = {name: result for name, result in json.loads(content).items() if name not in names}
+            others = json.loads(content).keys() - set(names)
+            self._others = {name: asdict(result) for name, result in parse_results(content, sorted(others)).items()}
             return results
+
+    @property
+    def usd_of_others(self) -> float:
+        """What trials have cost that the sweep does not have any more."""
+        return sum(float(result["usd"]) for result in self._others.values())
 
     def names(self) -> list[str]:
         """Return the names of the trials that the file has results of; none where it is not there.
@@ -76,7 +82,7 @@ class ResultsFile:
         Raises:
             DamageError: the file does not hold results.
         """
-        with reading(self.path, "delete it to begin the sweep again"):
+        with reading(self.path, "delete it and the runs of its trials to begin the sweep again"):
             return list(json.loads(self.path.read_bytes()).keys()) if self.path.exists() else []
 
     def write(self, results: Mapping[str, SweepResult]) -> None:

@@ -20,7 +20,6 @@ from idletrain.cloud import head_run, record
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.controller import FleetController
 from idletrain.cloud.head_sweep import lead_sweep, outcome
-from idletrain.cloud.reconcile import NOTICE_LEFT_SECONDS
 from idletrain.cloud.record import RunRecord, SweepOrder
 from idletrain.cluster import certificates, dask_scheduler
 from idletrain.cluster.local import LocalFleet
@@ -128,13 +127,17 @@ def test_a_trial_that_is_far_behind_is_pruned_on_the_head(
 def test_a_limit_stops_the_trial_that_trains_and_begins_no_other(
     run: RunRecord, prefix: S3Prefix, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def has_come(*_: Any) -> str:
+        logs = [*Path(".idletrain/runs").glob("eve-*/events.jsonl")]
+        return "its budget of $1.00 is used up" if any("round_committed" in log.read_text() for log in logs) else ""
+
     monkeypatch.setattr(head_run, "LIMIT_POLL_SECONDS", 0.2)
+    monkeypatch.setattr(head_run, "why_stop", has_come)
     sweep = order(Varied("training.optimizer.lr", (0.1, 0.2)), rounds=100_000)
-    limited = replace(run, sweep=sweep, deadline=time.time() + NOTICE_LEFT_SECONDS + 10)
-    first, second = led_to_its_end(limited, prefix, account, tmp_path)
+    first, second = led_to_its_end(replace(run, sweep=sweep), prefix, account, tmp_path)
     assert (first.state, first.began, second.state) == ("stopped", True, "waiting")
     *_, stopping, ended = (e for e in s3_mirror.events(prefix) if e["kind"] in ("stopping", "run_ended"))
-    assert stopping["reason"] == "its deadline is near, by nodes.max_duration or the budget"
+    assert stopping["reason"] == "its budget of $1.00 is used up"
     assert (ended["status"], ended["reason"]) == ("stopped", "2 of 2 trials did not end")
     trial = from_plain(sweep.trials)[0].job.name
     assert s3_mirror.events(prefix.beside(trial))[-1]["status"] == "stopped"
@@ -165,6 +168,21 @@ def test_a_run_of_the_user_s_is_not_taken_for_a_trial(
     assert failed.state == "failed"
     assert "holds a run that is no trial of this sweep; name the sweep with --name" in failed.reason
     assert record.read(prefix.beside(name)) == theirs
+
+
+def test_where_no_node_comes_a_trial_fails_and_the_others_wait(
+    run: RunRecord, prefix: S3Prefix, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalFleet, "start", lambda *_: None)
+    tree = {**DIGITS, "nodes": {**DIGITS["nodes"], "idle_duration": "2s"}}
+    nodes = {"budget_usd": None, "max_price": None, "idle_duration": 3.5}  # the run itself gives up first
+    found = trials(tree, [Varied("training.seed", (1, 2))])
+    sweep = replace(order(Varied("training.seed", (1, 2))), trials=as_plain(found))
+    first, second = led_to_its_end(replace(run, sweep=sweep, job={"nodes": nodes}), prefix, account, tmp_path)
+    assert (first.state, second.state) == ("failed", "waiting")
+    assert "no worker" in first.reason
+    stopping, ended = (e for e in s3_mirror.events(prefix) if e["kind"] in ("stopping", "run_ended"))
+    assert (stopping["reason"], ended["status"]) == (first.reason, "stopped")
 
 
 def test_a_sweep_that_did_not_end_is_not_called_completed() -> None:

@@ -16,6 +16,7 @@ from idletrain.cloud.head_run import RunHooks
 from idletrain.cloud.head_trial import HeadTrial
 from idletrain.errors import RunError
 
+IDLE_DURATION = 60.0
 BEFORE = "it was stopped before it began"
 STOPPED = {
     "kind": "run_ended",
@@ -49,10 +50,6 @@ def controller(account: Account) -> FleetController:
     return FleetController(account, sleeping(account), "tls://127.0.0.1:1")
 
 
-async def limits() -> None:
-    await asyncio.sleep(60)
-
-
 def checked(
     controller: FleetController, training: Callable[[], Training], then: Callable[[HeadTrial, Training], Awaitable[Any]]
 ) -> tuple[Any, list[str]]:
@@ -61,7 +58,7 @@ def checked(
 
     async def check() -> Any:
         trains = training()
-        trial = HeadTrial(trains, controller, limits, given_up.append)
+        trial = HeadTrial(trains, controller, given_up.append, IDLE_DURATION)
         await asyncio.sleep(0)
         return await then(trial, trains)
 
@@ -81,11 +78,25 @@ def test_why_it_failed_is_a_sentence(error: Exception, why: str, controller: Fle
     assert checked(controller, lambda: Training(error), waited) == (([], why), [])
 
 
-def test_without_a_node_no_other_trial_is_tried(controller: FleetController) -> None:
-    controller.idle_since = time.monotonic()
-    assert checked(controller, lambda: Training(RunError("no node came")), waited)[1] == ["no node came"]
+@pytest.mark.parametrize(("idle_seconds", "given_up"), [(IDLE_DURATION, True), (5.0, False), (None, False)])
+def test_no_other_trial_is_tried_where_no_node_came(
+    idle_seconds: float | None, given_up: bool, controller: FleetController
+) -> None:
+    controller.idle_since = None if idle_seconds is None else time.monotonic() - idle_seconds
+    assert checked(controller, lambda: Training(RunError("no node")), waited)[1] == ["no node"] * given_up
     before = lambda: Training(RunError("your loss raised"), starts=False)  # noqa: E731 (no node was needed yet)
     assert checked(controller, before, waited)[1] == []
+
+
+def test_it_trains_from_its_start_to_its_end(controller: FleetController) -> None:
+    async def seen(trial: HeadTrial, training: Training) -> list[bool]:
+        trains = [trial.trains]
+        training.hooks.on_end()
+        await trial.end()
+        return [*trains, trial.trains]
+
+    assert checked(controller, Training, seen)[0] == [True, False]
+    assert checked(controller, lambda: Training(starts=False), seen)[0] == [False, False]
 
 
 def test_an_interrupt_stops_it_in_order_once_it_trains_and_at_once_before(controller: FleetController) -> None:

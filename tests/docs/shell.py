@@ -111,7 +111,7 @@ class Shell:
             eventually(lambda: self._output(line), PATIENCE_SECONDS)
         elif "--allow-control" in words or "--detach" in words:
             self._start_watched(line, words)
-        elif "--spot" in words or words[1:2] == ["sweep"] and "--cloud" in words:
+        elif "--spot" in words or (words[1:2] == ["sweep"] and "--cloud" in words):
             self._rehearse(line, words)
         else:
             self._make_run(words)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from test_trial_process import JOB, processes
 
 from idletrain.job import Job
 from idletrain.observe.records import Record, read_records
+from idletrain.rounds.durable.history import holds_run
 from idletrain.sweeps import running, trial_process
 from idletrain.sweeps.grid import SweepTrial, Varied, trials
 from idletrain.sweeps.running import Sweep, SweepSettings, TrialUnderWay
@@ -29,8 +31,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(job: Job, again: bool) -> AbstractAsyncContextManager[TrialUnderWay]:
-    return launched(job, again=again, options=())
+def start(job: Job) -> AbstractAsyncContextManager[TrialUnderWay]:
+    return launched(job, again=holds_run(job.run_dir), options=())
 
 
 def events_of(job: Job) -> list[Record]:
@@ -72,7 +74,7 @@ def test_a_trial_that_cannot_run_says_why_and_the_others_go_on() -> None:
     asyncio.run(under_way.run())
     failed, done = under_way.results.values()
     assert failed.state == "failed"
-    assert failed.reason.startswith("name: ")
+    assert "job.json is missing" in failed.reason
     assert done.state == "completed"
 
 
@@ -108,7 +110,7 @@ def test_a_trial_whose_run_had_ended_is_not_run_again(state: str) -> None:
     name = found[0].job.name
     asyncio.run(sweep(found).run())
     file, done = ResultsFile(Path("runs/digits.sweep.json")), sweep(found).results[name]
-    file.write({name: replace(done, state=state, began=False, values=done.values[:1], record={})})
+    file.write({name: replace(done, state=state, began=state == "failed", values=done.values[:1], record={})})
     again = sweep(found)
     asyncio.run(again.run())
     assert again.results[name].state == "completed"
@@ -137,6 +139,66 @@ def test_a_trial_that_is_far_behind_is_pruned() -> None:
     assert bad.values[-1][0] < 60
     resumed = sweep(found, prune=True)
     assert all(result.ended for result in resumed.results.values())
+
+
+class Kept:
+    """A trial's run that ends as the test says, and takes note of when it began."""
+
+    def __init__(self, job: Job, began: list[str], why: str) -> None:
+        began.append(job.name)
+        self._why = why
+
+    async def records(self) -> AsyncIterator[dict[str, Any]]:
+        for record in [] if self._why else [{"rounds": 3, "evaluated_rounds": 3, "loss": 0.5, "status": "completed"}]:
+            yield record
+
+    def interrupt(self) -> None:
+        """It has ended."""
+
+    async def wait(self) -> str:
+        return self._why
+
+
+def test_trials_that_failed_before_come_last_and_those_that_never_began_are_not_taken_for_done() -> None:
+    bad, good = with_rates(0.1, 0.2)
+    began: list[str] = []
+    whys = {bad.job.name: "its loss raised", good.job.name: ""}
+
+    @asynccontextmanager
+    async def start(job: Job) -> AsyncIterator[TrialUnderWay]:
+        yield Kept(job, began, whys[job.name])
+
+    done = [{"v": 2, "t": 1.0, "s": 1.0, "kind": "run_ended", "status": "completed", "rounds": 3}]  # another run's
+    for _ in range(2):
+        under_way = sweep([bad, good], start=start, events_of=lambda _job: done)
+        under_way.results[good.job.name].state = "waiting"
+        asyncio.run(under_way.run())
+        assert under_way.results[bad.job.name].state == "failed"
+        assert under_way.results[bad.job.name].reason == "its loss raised"
+    assert began == [bad.job.name, good.job.name, good.job.name, bad.job.name]
+
+
+def test_a_trial_that_is_pruned_stays_so_where_the_sweep_is_stopped_meanwhile() -> None:
+    trial, *_ = with_rates(0.1)
+
+    async def stopped() -> None:
+        held = asyncio.Event()
+
+        @asynccontextmanager
+        async def start(job: Job) -> AsyncIterator[TrialUnderWay]:
+            under_way.results[job.name].state = "pruned"
+            await held.wait()
+            yield Kept(job, [], "")
+
+        under_way = sweep([trial], start=start)
+        running = asyncio.create_task(under_way.run())
+        await asyncio.sleep(0.1)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert under_way.results[trial.job.name].state == "pruned"
+
+    asyncio.run(stopped())
 
 
 def test_no_trial_begins_without_money_left() -> None:

@@ -32,5 +32,5 @@ def test_trials_that_a_sweep_had_before_stay_in_its_file(tmp_path: Path) -> None
 @pytest.mark.parametrize("content", ["", "[]", '{"a": {}}', '{"a": {"state": 1, "values": 3}}'])
 def test_a_damaged_file_is_a_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / "x").write_text(content)
-    with pytest.raises(DamageError, match="delete it to begin the sweep again"):
+    with pytest.raises(DamageError, match="delete it and the runs of its trials to begin the sweep again"):
         ResultsFile(tmp_path / "x").read(["a"])
