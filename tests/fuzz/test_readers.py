@@ -31,7 +31,7 @@ ELSEWHERE = {
     "fabric.measuring.collective_process": "its own task writes to it",
     "fabric.measuring.tasks": "its own process answers",
     "observe.dashboard_feed": "the link of a scheduler that is already trusted",
-    "sweeps.running": "its own process answers",
+    "sweeps.trial_process": "its own process answers",
     "worker.process": "an address that was checked before",
 }
 
