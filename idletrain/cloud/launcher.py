@@ -269,7 +269,8 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
 
 def _refuse_other_kind(run: RunRecord, previous: RunRecord, prefix: S3Prefix) -> None:
     """Refuse to go on with a sweep as a run, with a run as a sweep, or with a trial while its sweep runs."""
-    if previous.of_sweep and record.read(prefix.beside(previous.of_sweep)).state != "ended":
+    sweep = prefix.beside(previous.of_sweep).get(record.RUN_RECORD_KEY) if previous.of_sweep else None
+    if sweep and RunRecord.from_json(sweep.content).state != "ended":
         raise JobError(f"name: {run.run} is a trial of the sweep {previous.of_sweep}, which goes on; wait for its end")
     if (previous.sweep is None) != (run.sweep is None):
         what = "a run" if previous.sweep is None else "a sweep"

@@ -177,6 +177,8 @@ def test_a_run_does_not_go_on_as_a_sweep_nor_a_sweep_as_a_run(
 ) -> None:
     order = SweepOrder(trials=[], watched="loss", better="lower", prune=False)
     plan = launcher.make_spot_plan(job(), account, cache)
+    prefix = S3Prefix.at(f"{prefix.url}night", prefix.client)
+    record.claim(prefix.beside("tuning"), replace(RECORD, run="tuning", sweep=order))
     for before, now, fault in (
         ({}, order, "name: night is a run; choose another --name"),
         ({"sweep": order}, None, "name: night is a sweep; choose another --name"),
