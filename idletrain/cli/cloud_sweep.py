@@ -215,10 +215,10 @@ def _taken_home(request: SweepRequest, place: SweepPlace) -> dict[str, SweepResu
     known = [name for name, result in place.file.read(request.names).items() if result.ended]  # kept before
     if not place.provider.outlives_command:
         for name, result in results.items():
-            if result.ended and name not in known:
-                _keep(place, name)
-            else:
+            if not result.ended:
                 results[name] = SweepResult(result.state, result.reason)  # it begins again
+            elif name not in known:
+                _keep(place, name)
     place.file.write(results)
     return results
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -29,8 +29,7 @@ def print_results(
 ) -> None:
     """Print what trials have come to, as a table with the best first, or as JSON in their own order."""
     if as_json:
-        entries = [(trial.job.name, trial.values) for trial in found]
-        typer.echo(json.dumps([{**asdict(results[name]), "name": name, "set": values} for name, values in entries]))
+        typer.echo(json.dumps(result_entries(found, results)))
         return
     from rich.console import Console
 
@@ -40,6 +39,11 @@ def print_results(
     for name, result in results.items():
         for warning in result.record.get("warnings", ()):
             typer.echo(f"warning: {name}: {warning}", err=True)
+
+
+def result_entries(found: Sequence[SweepTrial], results: Mapping[str, SweepResult]) -> list[dict[str, Any]]:
+    """Return what trials have come to, in their own order, for JSON."""
+    return [{**asdict(results[trial.job.name]), "name": trial.job.name, "set": trial.values} for trial in found]
 
 
 def sweep_table(

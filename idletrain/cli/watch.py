@@ -80,17 +80,16 @@ def status(
 def _show_sweep(prefix: Any, sweep: SweepOrder, summary: Summary, why: str, *, as_json: bool) -> None:
     """Print the state of a sweep that has its own machines, and what its trials have come to so far."""
     import json
-    from dataclasses import asdict
 
-    from idletrain.cli.sweep_table import print_results
+    from idletrain.cli.sweep_table import print_results, result_entries
     from idletrain.sweeps.grid import from_plain
 
     with reading(f"{prefix.url}record.json", "look at it with the idletrain that wrote it"):
         trials = from_plain(sweep.trials)
     results = stored_results(prefix, [trial.job.name for trial in trials])
     if as_json:
-        entries = [{**asdict(results[trial.job.name]), "name": trial.job.name, "set": trial.values} for trial in trials]
-        typer.echo(json.dumps({"run": summary.run, "status": summary.status, "reason": why, "trials": entries}))
+        state = {"run": summary.run, "status": summary.status, "reason": why}
+        typer.echo(json.dumps({**state, "trials": result_entries(trials, results)}))
         return
     show(f"{summary.run}: {summary.status}" + (f": {why}" if why else ""))
     print_results(trials, results, sweep.watched, sweep.better, as_json=False)

@@ -130,6 +130,8 @@ def test_trials_share_one_fleet_and_go_on_behind_a_lost_head(
     assert sorted(launched) == ["head", "head", *["worker"] * 4]  # each head's two nodes train all of its trials
     assert record.read(second_prefix).state == "ended"
     assert not cloud.inventory()["processes"]
+    here = ResultsFile(tmp_path / "runs" / "dusk.sweep.json").read(names)
+    assert [bool(result.values) for result in here.values()] == [True] * 3
     again = sweep("dusk")
     assert again.process.wait(PATIENCE_SECONDS) == 0, again.output
     assert "all trials of dusk have ended before; give the sweep another --name" in again.output
