@@ -41,7 +41,7 @@ class SweepRequest:
 
     @property
     def order(self) -> SweepOrder:
-        """What its record in a cloud says of it."""
+        """Its trials and settings, for its record in a cloud."""
         from idletrain.cloud.record import SweepOrder
         from idletrain.sweeps.grid import as_plain
 

@@ -47,7 +47,7 @@ FIRST_NODE_SECONDS, OTHER_NODES_SECONDS = 180.0, 30.0  # to wait for nodes befor
 
 @dataclass(frozen=True)
 class RunHooks:
-    """What else happens while a run trains.
+    """Functions that are called while a run trains.
 
     Attributes:
         sinks: Called with every event.
@@ -103,7 +103,7 @@ async def train(run: RunRecord, prefix: S3Prefix, identity: Identity, scheduler:
         prefix: Where its durable state is copied to.
         identity: The head's certificates.
         scheduler: The address of a scheduler whose nodes train it.
-        hooks: What else happens.
+        hooks: Functions that are called meanwhile.
     """
     job = Job.model_validate({**run.job, "checkpoint": {**run.job["checkpoint"], "to": str(RUNS.absolute())}})
     resumed = await asyncio.to_thread(s3_mirror.restore, prefix, job.run_dir)

@@ -37,7 +37,7 @@ async def train_trial(
         job: The trial's job.
         identity: The head's certificates.
         scheduler: The address of a scheduler whose nodes train it.
-        hooks: What else happens.
+        hooks: Functions that are called meanwhile.
 
     Raises:
         RunError: it cannot be trained; a run that is no trial of the sweep has its name, for one.
@@ -70,7 +70,7 @@ class HeadTrial:
     Args:
         train_with: Trains it with hooks.
         controller: Gets every event.
-        give_up: Ends the sweep, for a reason: its machine ends, or no node came.
+        give_up: Stops the sweep, with the reason.
         idle_duration: Seconds without a node after which no other trial is tried.
 
     Attributes:

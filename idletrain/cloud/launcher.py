@@ -253,7 +253,7 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
         return run
     previous = record.read(prefix)
     _refuse_other_kind(run, previous, prefix)
-    if run.sweep is None:  # a trial that has ended is not trained again, and another is begun
+    if run.sweep is None:  # ended trials are skipped, and there may be new ones
         past = summary_of(s3_mirror.events(prefix))
         check_resumption(job, Job.model_validate(previous.job), past.status, past.rounds)
     teardown.take_down(account, job.name, prefix)

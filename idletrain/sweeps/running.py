@@ -1,4 +1,4 @@
-"""Run a sweep's trials, some side by side; whoever starts the sweep says how a trial is run."""
+"""Run a sweep's trials, some side by side, by a function that its caller gives."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SweepSettings:
 
     Attributes:
         start: Starts one.
-        events_of: Returns the events of a trial's run so far; none if it has not begun.
+        events_of: Returns the events of a trial's run so far; empty before its start.
         parallel: How many run at a time.
         watched: What tells a good trial: `loss`, `accuracy` or a metric's name.
         better: Which of two values of it is the better one.

@@ -56,7 +56,7 @@ class ResultsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._others: dict[str, Any] = {}
+        self._others: dict[str, SweepResult] = {}
 
     def read(self, names: Sequence[str]) -> dict[str, SweepResult]:
         """Return the trials' results so far.
@@ -66,15 +66,13 @@ class ResultsFile:
         """
         with reading(self.path, "delete it and the runs of its trials to begin the sweep again"):
             content = self.path.read_bytes() if self.path.exists() else b"{}"
-            results = parse_results(content, names)
-            others = json.loads(content).keys() - set(names)
-            self._others = {name: asdict(result) for name, result in parse_results(content, sorted(others)).items()}
-            return results
+            self._others = parse_results(content, sorted(json.loads(content).keys() - set(names)))
+            return parse_results(content, names)
 
     @property
     def usd_of_others(self) -> float:
         """What trials have cost that the sweep does not have any more."""
-        return sum(float(result["usd"]) for result in self._others.values())
+        return sum(result.usd for result in self._others.values())
 
     def names(self) -> list[str]:
         """Return the names of the trials that the file has results of; none where it is not there.
@@ -88,8 +86,8 @@ class ResultsFile:
     def write(self, results: Mapping[str, SweepResult]) -> None:
         """Replace these results; those of trials that the sweep had before stay."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        ours = {name: asdict(result) for name, result in results.items()}
-        write_whole(self.path, json.dumps({**self._others, **ours}).encode())
+        kept = {name: asdict(result) for name, result in {**self._others, **results}.items()}
+        write_whole(self.path, json.dumps(kept).encode())
 
 
 def parse_results(content: bytes, names: Sequence[str]) -> dict[str, SweepResult]:
