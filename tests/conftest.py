@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from rehearsal import Sandbox
+from skips import skipped_for
 
 from idletrain import storage
 from idletrain.job import TrainingSettings
@@ -20,6 +21,12 @@ from idletrain.nn.prepare import Prepared, named_loss, prepare
 
 settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])  # which is the machine's fault here
 settings.load_profile("busy")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name in one line what this machine lacks, and how many tests that skipped."""
+    if line := skipped_for(report.longrepr for report in terminalreporter.stats.get("skipped", ())):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)
