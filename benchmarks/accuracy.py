@@ -13,9 +13,6 @@ Text is that of Debian's package dict-gcide; its family is left out where the pa
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks import text
+from benchmarks.cores import call_all
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.job import Job
 from idletrain.job_file import parse_job
@@ -253,17 +251,15 @@ def run_one(family: str, of: Family, row: Row, seed: int) -> dict[str, Any]:
     return {**names, "halfway": asdict(halfway), "end": asdict(end)}
 
 
-def run_all(families: Mapping[str, Family], seeds: Sequence[int]) -> list[dict[str, Any]]:
+def run_all(families: Mapping[str, Family], seeds: Sequence[int], *, tiny: bool) -> list[dict[str, Any]]:
     """Train everything, as many at once as there are cores; what takes longest first."""
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        futures = [
-            pool.submit(run_one, name, family, row, seed)
-            for name, family in families.items()
-            for row in sorted(family.rows, key=lambda row: -row.subnets)
-            for seed in seeds
-        ]
-        return [future.result() for future in futures]
+    calls = (
+        (name, family, row, seed)
+        for name, family in families.items()
+        for row in sorted(family.rows, key=lambda row: -row.subnets)
+        for seed in seeds
+    )
+    return call_all(run_one, calls, tiny=tiny)
 
 
 def figures_of(name: str, family: Family, runs: Sequence[dict[str, Any]]) -> list[Figure]:
@@ -319,7 +315,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--only", nargs="+", choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
     options = command.parse_args(argv)
     families = TINY if options.tiny else available(options.only or FAMILIES)
-    runs = run_all(families, (0, 1) if options.tiny else (0, 1, 2))
+    runs = run_all(families, (0, 1) if options.tiny else (0, 1, 2), tiny=options.tiny)
     figures = [figure for name, family in families.items() for figure in figures_of(name, family, runs)]
     return report("accuracy", options, figures, runs=runs)
 

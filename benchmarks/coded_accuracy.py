@@ -13,10 +13,7 @@ won back at a fifth of the bytes.
 
 from __future__ import annotations
 
-import concurrent.futures
 import math
-import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -25,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.cores import call_all
 from benchmarks.report import Figure, at_least, at_most, report, with_preset
 from idletrain.exchange.messages import LeaseId
 from idletrain.job import Job
@@ -249,9 +247,7 @@ def _bytes(runs: Sequence[dict[str, Any]], subnets: int, codes: tuple[str, str])
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train and report."""
     options, preset = with_preset(__doc__, argv, Preset(), TINY)
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        runs = [future.result() for future in [pool.submit(run_one, preset, run) for run in all_runs(preset)]]
+    runs = call_all(run_one, ((preset, run) for run in all_runs(preset)), tiny=options.tiny)
     return report("coded_accuracy", options, figures_of(preset, runs), runs=runs)
 
 

@@ -10,9 +10,6 @@ Target: no alternative has a loss more than 2 % lower than the default's.
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +19,7 @@ import torch
 
 from benchmarks import accuracy
 from benchmarks.accuracy import ADAMW, MOMENTUM, Family, Row
+from benchmarks.cores import call_all
 from benchmarks.report import Figure, at_most, parser, report
 from idletrain.nn import alone
 from idletrain.nn.network import Network
@@ -83,16 +81,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train, compare and report."""
     options = parser(__doc__).parse_args(argv)
     families, seeds = (TINY, SEEDS[:1]) if options.tiny else (FAMILIES, SEEDS)
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        futures = [
-            pool.submit(run_one, name, family, optimizer, alternative, seed)
-            for seed in seeds
-            for name, (family, optimizers) in families.items()
-            for optimizer in optimizers
-            for alternative in ALTERNATIVES
-        ]
-        runs = [future.result() for future in futures]
+    calls = (
+        (name, family, optimizer, alternative, seed)
+        for seed in seeds
+        for name, (family, optimizers) in families.items()
+        for optimizer in optimizers
+        for alternative in ALTERNATIVES
+    )
+    runs = call_all(run_one, calls, tiny=options.tiny)
     figures = [
         figure
         for name, (_, optimizers) in families.items()

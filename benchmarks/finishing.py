@@ -13,9 +13,6 @@ whole rounds, too. Reported are the loss on held-out data, as a mean of three se
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +23,7 @@ import torch
 
 from benchmarks import in_process
 from benchmarks.accuracy import TINY, Family, available
+from benchmarks.cores import call_all
 from benchmarks.report import Figure, at_most, parser, report
 from idletrain.job_file import parse_job
 from idletrain.nn.evaluate import score
@@ -124,20 +122,16 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     )
     seeds = SEEDS[:1] if options.tiny else SEEDS
     figures, everything = [], []
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
 
-        def train(name: str, family: Family, rounds: Mapping[str, int]) -> list[Run]:
-            waiting = [
-                pool.submit(run_one, name, family, way, seed, count) for way, count in rounds.items() for seed in seeds
-            ]
-            return [future.result() for future in waiting]
+    def train(name: str, family: Family, rounds: Mapping[str, int]) -> list[Run]:
+        calls = ((name, family, way, seed, count) for way, count in rounds.items() for seed in seeds)
+        return call_all(run_one, calls, tiny=options.tiny)
 
-        for name, family in families.items():
-            runs = train(name, family, dict.fromkeys(WAYS, family.rounds))
-            longer = train(name, family, rounds_as_long(family, runs))
-            figures += figures_of(name, runs, longer)
-            everything += [*runs, *({**run, "as_long": True} for run in longer)]
+    for name, family in families.items():
+        runs = train(name, family, dict.fromkeys(WAYS, family.rounds))
+        longer = train(name, family, rounds_as_long(family, runs))
+        figures += figures_of(name, runs, longer)
+        everything += [*runs, *({**run, "as_long": True} for run in longer)]
     return report("finishing", options, figures, runs=everything)
 
 

@@ -11,9 +11,6 @@ Without the factors of `nn.rate_factors` another rate is right for each number o
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +19,7 @@ import torch
 
 from benchmarks import accuracy
 from benchmarks.accuracy import FAMILIES, Family, Row
+from benchmarks.cores import call_all
 from benchmarks.report import Figure, at_most, parser, report
 
 
@@ -65,16 +63,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--only", nargs="+", choices=FULL, metavar="FAMILY", help=", ".join(FULL))
     options = command.parse_args(argv)
     sweeps = TINY if options.tiny else {name: FULL[name] for name in accuracy.available(options.only or FULL)}
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        futures = [
-            pool.submit(run_one, name, sweep.family, optimizer, rate, subnets)
-            for name, sweep in sweeps.items()
-            for optimizer, rates in sweep.rates.items()
-            for subnets in sweep.subnets
-            for rate in rates
-        ]
-        runs = [future.result() for future in futures]
+    calls = (
+        (name, sweep.family, optimizer, rate, subnets)
+        for name, sweep in sweeps.items()
+        for optimizer, rates in sweep.rates.items()
+        for subnets in sweep.subnets
+        for rate in rates
+    )
+    runs = call_all(run_one, calls, tiny=options.tiny)
     figures = [figure for name, sweep in sweeps.items() for figure in figures_of(name, sweep, runs)]
     return report("learning_rates", options, figures, runs=runs)
 

@@ -12,9 +12,6 @@ Targets: an accuracy at most 0.2 points lower, and of what has no classes a loss
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import os
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +20,7 @@ import torch
 
 from benchmarks import accuracy
 from benchmarks.accuracy import POINTS, Family, Row
+from benchmarks.cores import call_all
 from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.nn import alone
 from idletrain.nn.network import Network
@@ -84,15 +82,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     command.add_argument("--only", nargs="+", choices=names, metavar="FAMILY", help=", ".join(names))
     options = command.parse_args(argv)
     families = accuracy.TINY if options.tiny else accuracy.available(options.only or names)
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        futures = [
-            pool.submit(run_one, name, family, policy, seed)
-            for seed in (SEEDS[:1] if options.tiny else SEEDS)
-            for name, family in families.items()
-            for policy in POLICIES
-        ]
-        runs = [future.result() for future in futures]
+    calls = (
+        (name, family, policy, seed)
+        for seed in (SEEDS[:1] if options.tiny else SEEDS)
+        for name, family in families.items()
+        for policy in POLICIES
+    )
+    runs = call_all(run_one, calls, tiny=options.tiny)
     figures = [figure for name in families for figure in figures_of(name, [r for r in runs if r["family"] == name])]
     return report("rolling", options, figures, runs=runs)
 

@@ -12,10 +12,7 @@ It needs the Debian package dict-gcide for text. Target: the default split, by n
 
 from __future__ import annotations
 
-import concurrent.futures
 import math
-import multiprocessing
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.accuracy import held_out_score
+from benchmarks.cores import call_all
 from benchmarks.report import Figure, at_most, parser, report
 from idletrain.job_file import parse_job
 from idletrain.nn import alone
@@ -144,15 +142,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Train, compare and report."""
     options = parser(__doc__).parse_args(argv)
     families, seeds = (TINY, SEEDS[:1]) if options.tiny else (FAMILIES, SEEDS)
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        futures = [
-            pool.submit(run_one, name, family, split, copies, seed)
-            for name, family in families.items()
-            for seed in seeds
-            for split, copies in ways()
-        ]
-        runs = [future.result() for future in futures]
+    calls = (
+        (name, family, split, copies, seed)
+        for name, family in families.items()
+        for seed in seeds
+        for split, copies in ways()
+    )
+    runs = call_all(run_one, calls, tiny=options.tiny)
     figures = [figure for name in families for figure in figures_of(name, runs)]
     return report("splits", options, figures, runs=runs)
 
