@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from idletrain.cluster import fork_server, forked_processes
 from idletrain.cluster.forked_processes import WORKER_ENVIRONMENT, ForkedProcess, WarmParent
@@ -55,6 +56,50 @@ def execute(
             cwd=folder,
             start_new_session=True,
         )
+
+
+class NodeProcess(NamedTuple):
+    """A fork on a testbed's node, as far as a `subprocess.Popen` with a pipe for its output is needed."""
+
+    process: ForkedProcess
+    stdout: IO[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def wait(self) -> int | None:
+        return self.process.wait()
+
+
+def start_on_node(
+    command: Sequence[str], namespace: Path | None, environment: Mapping[str, str], folder: Path, errors: int
+) -> NodeProcess | None:
+    """Start `taskset -c CORE python -m MODULE ...` in a network namespace, None for this one, as a fork.
+
+    Returns:
+        The process, with a pipe for its output; None where a fork would not be the same.
+    """
+    match command:
+        case ["taskset", "-c", core, sys.executable, "-m", *program] if _imported(environment) == _imported(os.environ):
+            read, written = os.pipe()
+            with Path(os.devnull).open("rb") as nothing:
+                process = _parent().start(
+                    [core, str(namespace or ""), *program],
+                    Path(os.devnull),
+                    environment,
+                    module="on_node",
+                    folder=folder,
+                    path=[str(folder), *sys.path],
+                    files=(nothing.fileno(), written, errors),
+                    has_forks=True,
+                )
+            os.close(written)
+            return NodeProcess(process, os.fdopen(read, "rb"))
+    return None
 
 
 def run(
