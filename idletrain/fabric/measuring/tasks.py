@@ -79,6 +79,14 @@ def pace(seconds: float) -> float:
     return passed / steps
 
 
+def others_share(seconds: float) -> float:
+    """Return the share of this machine's processors that other work takes, while this measurement does nothing."""
+    import psutil
+
+    busy: float = psutil.cpu_percent(interval=seconds) / 100
+    return busy
+
+
 def open_probe_server(token: str, secrets: Mapping[str, str], silent_seconds: float) -> SocketAddress:
     """See `probe_server.open_server`."""
     from distributed.security import Security

@@ -6,6 +6,8 @@ import asyncio
 import datetime
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -60,6 +62,7 @@ def measured() -> Fabric:
 def test_every_pair_every_way_and_every_kind(measured: Fabric) -> None:
     assert measured.faults == []
     assert len(measured.nodes) == 3
+    assert all(0 <= node["others_share"] <= 1 for node in measured.nodes)
     pairs = set(presets.pairs(3))
     for what, over in (("round trip", "socket"), ("one way", "socket")):
         assert {(p.source, p.target) for p in statistics.points_of_kind(measured, what, over)} == pairs
@@ -238,3 +241,13 @@ def test_a_cluster_over_tls_is_measured_and_opens_nothing_without(tmp_path: Path
         assert statistics.points_of_kind(measured, "one way", over)
     assert statistics.points_of_kind(measured, "one way", "dask") == []
     assert any("this cluster asks for TLS" in missing for missing in measured.missing)
+
+
+def test_what_other_work_takes_of_the_processors_is_seen() -> None:
+    endless = "print(1, flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", endless], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        share = tasks.others_share(0.2)
+        other.kill()
+    assert 0.3 / os.cpu_count() < share <= 1  # type: ignore[operator]
