@@ -31,6 +31,7 @@ PACE_SECONDS = 0.3
 QUIET_SECONDS = 0.3  # nothing is done for so long, to see what others do: thirty of the kernel's ticks a core
 INCAST_SECONDS = 0.5  # at least: senders start some hundredths of a second apart
 CALL_GRACE_SECONDS = 5.0  # for the other nodes once one has failed: some fail with it, some would wait for ever
+TELL_SECONDS = 5.0  # between two questions that disturb the measurement, but for less than a millisecond
 CERTIFICATES = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
 
 
@@ -251,7 +252,7 @@ async def _together(
             local_rank = sum(other["host"] == node["host"] for other in nodes[:rank])
             own = {**common, "rank": rank, "sharing": sharing[node["host"]], "local_rank": local_rank}
             orders.append((rank, (own, node["interface"], dict(environment))))
-        _add_results(workers, findings, label, await _run_parts(workers, orders, limit + PROBE_SECONDS))
+        _add_results(workers, findings, label, await _run_parts(workers, orders, limit + PROBE_SECONDS, say))
     for kind, key in (("NCCL", "nccl"), ("MPI", "mpi")):
         if not all(node[key] for node in nodes):
             findings.missing.append(f"{kind}: not there on all nodes (torch without it, or no GPU)")
@@ -261,8 +262,11 @@ async def _together(
             findings.missing.append("MPI: is started by mpirun, not by Dask; run `mpirun` with torch's own benchmarks")
 
 
-async def _run_parts(workers: MeasuredNodes, orders: Sequence[tuple[int, Sequence[Any]]], seconds: float) -> list[Any]:
+async def _run_parts(
+    workers: MeasuredNodes, orders: Sequence[tuple[int, Sequence[Any]]], seconds: float, say: Say
+) -> list[Any]:
     """Run every node's part of a collective measurement; return each result or error. A failure ends all parts soon."""
+    telling = asyncio.ensure_future(_tell_parts(workers, say))
     parts = [
         asyncio.ensure_future(workers.call(node, tasks.take_part, *args, seconds=seconds)) for node, args in orders
     ]
@@ -274,9 +278,22 @@ async def _run_parts(workers: MeasuredNodes, orders: Sequence[tuple[int, Sequenc
         if pending:
             await asyncio.wait(pending, timeout=CALL_GRACE_SECONDS)
     finally:  # also on Ctrl-C
+        telling.cancel()
         await workers.client.run(tasks.end_parts, on_error="ignore")
     results: list[Any] = await asyncio.gather(*parts, return_exceptions=True)
     return results
+
+
+async def _tell_parts(workers: MeasuredNodes, say: Say) -> None:
+    """Say every few seconds what the first node is at, if that is new, until cancelled."""
+    told = ""
+    while True:
+        await asyncio.sleep(TELL_SECONDS)
+        answers = await workers.client.run(tasks.doing, workers=[workers.addresses[0]], on_error="ignore")
+        for part in answers.values():
+            if part not in ("", told):
+                told = part
+                say(part)
 
 
 def _add_results(workers: MeasuredNodes, findings: Findings, label: str, results: Sequence[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -58,6 +59,15 @@ def results() -> dict[str, Any]:
     assert second == {}
     assert "fault" not in first
     return first
+
+
+def test_the_last_whole_results_count_beside_what_is_being_done() -> None:
+    printed = (
+        b'{"doing": "a"}\n{"training": [1]}\n{"doing": "b"}\n{"training": [1, 2]}\n{"doing": "c"}\n{"training": [1,'
+    )
+    assert tasks._read_results(io.BytesIO(printed)) == {"training": [1, 2]}
+    assert tasks.doing() == "c"
+    tasks._doing.clear()
 
 
 def test_every_operation_of_every_size_is_sampled(results: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from idletrain.cluster.local import LocalFleet
 from idletrain.errors import RefusedError, RunError
 from idletrain.fabric.analysis import compare, statistics
 from idletrain.fabric.analysis.samples import Fabric, from_json
-from idletrain.fabric.measuring import nodes, presets, tasks
+from idletrain.fabric.measuring import measure, nodes, presets, tasks
 from idletrain.fabric.measuring.measure import measure_fabric
 from idletrain.fabric.measuring.nodes import MeasuredNodes, NodeSilentError, occupied
 from idletrain.fabric.measuring.tasks import LinkProbe, ProbeResult
@@ -54,9 +54,26 @@ def on(count: int, work: Callable[[Client], Awaitable[Any]]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def measured() -> Fabric:
-    fabric: Fabric = on(3, lambda client: measure_fabric(client, PRESET, lambda _: None))
+def said() -> list[str]:
+    """What the measurement says meanwhile."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def measured(said: list[str]) -> Fabric:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "TELL_SECONDS", 0.05)
+        fabric: Fabric = on(3, lambda client: measure_fabric(client, PRESET, said.append))
     return fabric
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_nodes_do_together_is_told_meanwhile(said: list[str]) -> None:
+    assert said[:2] == ["3 nodes", "links: 6 pairs, 0.2 s each"]
+    together = said[said.index("collectives, training and stencil over gloo") + 1 :]
+    assert len(together) >= 2
+    assert len(set(together)) == len(together)
+    assert any(part.endswith("on 3 nodes") for part in together)
 
 
 def test_every_pair_every_way_and_every_kind(measured: Fabric) -> None:
