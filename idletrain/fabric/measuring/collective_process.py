@@ -90,9 +90,8 @@ def _measure(
 ) -> None:
     """Add one group's measurements to the results; all of its nodes decide alike on what to leave out."""
     operations: list[CollectiveSample] = []
-    where = f"{ranks.nodes} nodes" if ranks.nodes > 1 else "one node"
     if ranks.nodes > 1 and thorough:
-        begin(f"collectives on {where}")
+        begin(f"collectives on {ranks.where}")
         operations, missing = collectives.measure_collectives(
             ranks, orders.label, orders.sharing, orders.bytes_per_second
         )
@@ -100,12 +99,12 @@ def _measure(
         results["missing"] += missing
     expected = _expected(operations, ranks.nodes, orders.bytes_per_second)
     for wanted in ranks.preset.models:
-        begin(f"training {wanted.name} on {where}")
+        begin(f"training {wanted.name} on {ranks.where}")
         alone = [sample for sample in results["training"] if sample.nodes == 1]
         done, missing = training.measure_training(ranks, orders.label, wanted, orders.sharing, expected, alone)
         results["training"] += done
         results["missing"] += missing
-    begin(f"the stencil on {where}")
+    begin(f"the stencil on {ranks.where}")
     results["stencil"] += stencil.measure_stencil(ranks, orders.label)
 
 

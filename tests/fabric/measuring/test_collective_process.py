@@ -108,7 +108,7 @@ def test_what_would_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(training, "available_bytes", lambda: room)
     results, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (512, 1 << 16)), 1, lambda _: 0.0)
     assert [one.batch_size for one in results] == [512]
-    assert missing[0].startswith("mlp, batch 65536 and more: needs ")
+    assert missing[0].startswith("mlp, batch 65536 and more on one node: needs ")
     results, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (8,)), 8, lambda _: 0.0)
     assert (results, len(missing)) == ([], 1)
 
