@@ -27,7 +27,7 @@ from idletrain.cloud.machines import (
     NodeRequest,
     Pool,
 )
-from idletrain.cloud.reconcile import FleetMachine, Launch, Terminate
+from idletrain.cloud.reconcile import FleetMachine, Launch, PoolTimes, Terminate
 from idletrain.cloud.record import RunRecord
 from idletrain.errors import IdletrainError
 from idletrain.observe import cost
@@ -78,11 +78,12 @@ class FleetController:
         self._workerless: dict[str, float] = {}
         self._leaving: set[str] = set()
         self._at_risk: set[str] = set()
-        self._unavailable: dict[Pool, float] = {}
+        self._ended: set[str] = set()
+        self._times = PoolTimes()
         self._unanswered: UnansweredRequest | None = None
         self.waiting_for = ""
         self._attempts = 0
-        self._prices_due = time.monotonic() + PRICE_CHECK_SECONDS
+        self._pools_in_use: set[Pool] = set()
         self._expected: dict[str, FleetMachine] = {}
         self._events: list[Mapping[str, Any]] = []
         self._reported_count = 0
@@ -157,32 +158,41 @@ class FleetController:
         self._forget_carried_out(instances)
         if self._detached:
             return reconcile.CHECK_SECONDS
-        if time.monotonic() >= self._prices_due:
-            await self._update_prices(instances)
-        budget = self._record.job["nodes"]["budget_usd"]
-        allowed = cost.launches_allowed(self.spent_usd, budget)
-        now, acted = time.time(), False
+        self._pools_in_use = {i.pool for i in instances if i.state in RUNNING_STATES}
+        now = time.time()
         machines = [self._machine(i) for i in instances if i.role == "worker" and i.state in RUNNING_STATES]
-        machines += self._unseen(instances, now)
-        commands = reconcile.decide(self._record.wanted, machines, self._unavailable, allowed, now)
-        if not any(isinstance(command, Launch) for command in commands):
-            self._unanswered = None  # nothing is missing any more
+        return await self._keep(machines + self._unseen(instances, now), now)
+
+    async def _keep(self, machines: list[FleetMachine], now: float) -> float:
+        """Carry out what `reconcile` decides on these machines; return the seconds until the next check."""
+        wanted, budget = self._record.wanted, self._record.job["nodes"]["budget_usd"]
+        allowed = cost.launches_allowed(self.spent_usd, budget)
+        may_launch = allowed and reconcile.missing_count(wanted, machines, now) > 0
+        if not may_launch:
+            self._unanswered = None
             self._forget_wait(machines)
+        changed = any(machine.workerless_since is not None for machine in machines)
+        commands = reconcile.decide(wanted, machines, self._times, allowed, now)
+        launches = [command for command in commands if isinstance(command, Launch)]
+        for launch in [self._unanswered.launch] if self._unanswered else launches:
+            changed |= await self._launch(launch)
         for command in commands:
-            match command:
-                case Terminate(ids, why):
-                    logger.info("terminating %s: %s", ", ".join(ids), why)
-                    try:
-                        await asyncio.to_thread(self._account.terminate, ids)
-                    except IdletrainError as error:  # the next check tries again, and they end at their deadline
-                        logger.warning("%s", error)
-                case Launch():
-                    await self._launch(command)
-            acted = True
+            if isinstance(command, Terminate):
+                await self._terminate(command)
+                changed = True
         if self._unanswered:
             return min(max(self._unanswered.due - time.monotonic(), 0.0), reconcile.CHECK_SECONDS)
-        losing = any(machine.workerless_since is not None for machine in machines)
-        return reconcile.next_check_seconds(acted=acted, losing=losing, unavailable=self._unavailable, now=now)
+        return reconcile.next_check_seconds(
+            wanted, self._times, changed=changed, may_launch=may_launch, now=time.time()
+        )
+
+    async def _terminate(self, command: Terminate) -> None:
+        logger.info("terminating %s: %s", ", ".join(command.ids), command.why)
+        self._ended.update(command.ids)
+        try:
+            await asyncio.to_thread(self._account.terminate, command.ids)
+        except IdletrainError as error:  # the next check tries again, and they end at their deadline
+            logger.warning("%s", error)
 
     def _new_request(self, launch: Launch) -> NodeRequest:
         """Return the request for a launch; every head node and every attempt has one of its own."""
@@ -194,24 +204,28 @@ class FleetController:
             pools=launch.pools, count=launch.count, attempt=attempt, tags=self._tags, max_price=max_price
         )
 
-    async def _launch(self, launch: Launch) -> None:
-        """Request nodes; a request without an answer is repeated as it was, as it may have been carried out."""
+    async def _launch(self, launch: Launch) -> bool:
+        """Request nodes and return whether there are any; a request without an answer is repeated as it was, as it may
+        have been carried out.
+        """
         sent = self._unanswered or UnansweredRequest(launch, self._new_request(launch), 0, 0.0)
         if sent.due > time.monotonic():
-            return
+            return False
+        self._times = self._times.after_request(launch.pools, time.time())
         call = asyncio.to_thread(self._account.start_nodes, self._record.site, sent.request)
         outcome = await _finish_uncancelled(asyncio.ensure_future(call))
-        launch, now = sent.launch, time.time()
+        now = time.time()
         if outcome.repeat:
             pause = reconcile.pause_seconds(sent.tries, random.random())  # noqa: S311 (no secret)
             self._unanswered = replace(sent, tries=sent.tries + 1, due=time.monotonic() + pause)
             self._wait_for(outcome.why)
-            return
+            return False
         self._unanswered = None
         self._expected |= {machine.id: FleetMachine(machine.id, machine.pool, now) for machine in outcome.machines}
-        self._unavailable |= reconcile.after_launch(launch, len(outcome.machines), outcome.unavailable, now)
+        self._times = reconcile.after_launch(self._times, launch, len(outcome.machines), outcome.unavailable, now)
         if len(outcome.machines) < launch.count:
             self._wait_for(outcome.why or f"no capacity for a node in {len(launch.pools)} pools")
+        return bool(outcome.machines)
 
     def _forget_carried_out(self, instances: list[Instance]) -> None:
         """Forget a request without an answer once a machine of it is listed, also one that has ended."""
@@ -252,20 +266,29 @@ class FleetController:
         )
 
     def _log_machines(self, instances: list[Instance]) -> None:
-        """Log new and ended machines; a pool that interrupts a machine counts as without capacity for a while."""
+        """Log new and ended machines; a pool is dry that took a machine back, or whose machine ended before it had a
+        worker and not by us: else one that gives machines that cannot boot would be asked every second.
+        """
         events = machine_log.new_records(self._events, instances, self._record, self._prices, time.time())
-        interrupted = {event["instance"] for event in events if event.get("reason") == SPOT_INTERRUPTION}
-        self._unavailable |= {
-            i.pool: time.time() + reconcile.CAPACITY_RETRY_SECONDS for i in instances if i.id in interrupted
-        }
+        ended = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
+        ours = self._joined | self._ended
+        failed = {i.pool for i in instances if ended.get(i.id) == SPOT_INTERRUPTION or i.id in ended.keys() - ours}
+        self._times = self._times.after_failure(failed, time.time())
         self._events += events
         self._flush()
 
-    async def _update_prices(self, instances: list[Instance]) -> None:
+    async def follow_prices(self) -> None:
+        """Log the spot prices of the pools in use as they change, until cancelled; apart from `run`, as AWS may take a
+        minute to answer.
+        """
+        while True:
+            await asyncio.sleep(PRICE_CHECK_SECONDS)
+            await self.update_prices()
+
+    async def update_prices(self) -> None:
         """Fetch the spot prices of the pools in use and log those that changed."""
-        self._prices_due = time.monotonic() + PRICE_CHECK_SECONDS
-        pools = {i.pool for i in instances if i.pool.market == "spot" and i.state in RUNNING_STATES}
-        if not pools:
+        pools = {pool for pool in self._pools_in_use if pool.market == "spot"}
+        if not pools or self._detached:
             return
         try:
             now = await asyncio.to_thread(self._account.spot_prices, {pool.type for pool in pools})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+from collections.abc import Sequence
 
 from idletrain.cloud import record, teardown
 from idletrain.cloud.account import CloudAccount, CloudMachine
@@ -83,24 +84,32 @@ async def _end(account: CloudAccount, run: RunRecord, prefix: S3Prefix, instance
 async def _lead(
     run: RunRecord, prefix: S3Prefix, controller: FleetController, identity: Identity, host: str, lease: LeaderLease
 ) -> None:
-    """Train while the nodes are kept and the lease is renewed; end all three as soon as one of them fails.
+    """Train while the nodes are kept and the lease is renewed; end all of it as soon as one part fails.
 
-    Nodes and scheduler start first, because importing torch takes seconds.
+    Nodes and scheduler start first, because importing torch takes seconds; nodes are missed from the first one on.
     """
     await controller.check()
+    tasks = [asyncio.ensure_future(c) for c in (controller.run(), controller.follow_prices(), lease.renew())]
     run_dir = RUNS / run.run
     make_private(run_dir)
-    async with dask_scheduler.started(run_dir, host, PORT, identity) as address:
-        upkeep = [asyncio.ensure_future(controller.run()), asyncio.ensure_future(lease.renew())]
-        name = "idletrain.cloud.head_sweep" if run.sweep else "idletrain.cloud.head_run"
-        work = await asyncio.to_thread(importlib.import_module, name)
-        lead = work.lead_sweep if run.sweep else work.lead_run
-        working = asyncio.ensure_future(lead(run, prefix, controller, identity, address))
-        try:
-            done, _ = await asyncio.wait((working, *upkeep), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (working, *upkeep):
-                task.cancel()
-            await asyncio.gather(working, *upkeep, return_exceptions=True)
+    try:
+        async with dask_scheduler.started(run_dir, host, PORT, identity) as address:
+            try:
+                name = "idletrain.cloud.head_sweep" if run.sweep else "idletrain.cloud.head_run"
+                work = await asyncio.to_thread(importlib.import_module, name)
+                lead = work.lead_sweep if run.sweep else work.lead_run
+                tasks.append(asyncio.ensure_future(lead(run, prefix, controller, identity, address)))
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:  # before the scheduler, without which nodes end, and would be replaced
+                await _cancel(tasks)
+    finally:
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:
+    """Cancel tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,18 +5,20 @@ Uses no cloud and no clock. Repeated calls return the same commands until someth
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from idletrain.cloud.machines import Pool
 from idletrain.observe.cost import MOST_SPARES, must_stop
 
-LONGEST_PAUSE_SECONDS = 60.0  # between repetitions of a request that the cloud does not answer
-CHECK_SECONDS = 10.0  # between two looks at a whole fleet: six DescribeInstances calls a minute, however many nodes
+# Between two looks at a fleet, and between two requests to pools without capacity: what comes back is asked for within
+# ten seconds, three of them for the calls themselves. That is at most 515 calls of DescribeInstances an hour, and where
+# nodes are missing as many of CreateFleet; twice as many where neither spot nor on-demand has capacity.
+CHECK_SECONDS = 7.0
 CHANGE_SECONDS = 1.0  # until the next look after a change
-CAPACITY_RETRY_SECONDS = 180.0  # Karpenter skips a pool without capacity for as long
-ASK_AGAIN_SECONDS = 8.0  # between requests to pools without capacity: it is used within ten seconds of its return
+PREFER_OTHERS_SECONDS = 180.0  # after a pool had no capacity: Karpenter skips it for as long
 NOTICE_LEFT_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
 MACHINE_JOIN_SECONDS = 600.0  # an image of 1 GB over a slow link, and half as long again
 LOST_SECONDS = 2.0  # without a worker after having had one: its process or machine is gone, or it is leaving
@@ -59,6 +61,31 @@ class DesiredFleet:
 
 
 @dataclass(frozen=True)
+class PoolTimes:
+    """What is remembered of pools, in Unix seconds.
+
+    Attributes:
+        asked: When each pool was last asked for machines.
+        dry: When it last had none, or took one back; others are preferred for `PREFER_OTHERS_SECONDS`.
+    """
+
+    asked: Mapping[Pool, float] = field(default_factory=dict)
+    dry: Mapping[Pool, float] = field(default_factory=dict)
+
+    def after_request(self, pools: Collection[Pool], now: float) -> PoolTimes:
+        """Return the times once these pools have been asked."""
+        return PoolTimes({**self.asked, **dict.fromkeys(pools, now)}, self.dry)
+
+    def after_failure(self, pools: Collection[Pool], now: float) -> PoolTimes:
+        """Return the times once these pools had no machine, or took one back."""
+        return PoolTimes(self.asked, {**self.dry, **dict.fromkeys(pools, now)})
+
+    def due(self, pool: Pool) -> float:
+        """Return from when on a pool may be asked again although it was dry."""
+        return self.asked.get(pool, 0.0) + CHECK_SECONDS if pool in self.dry else 0.0
+
+
+@dataclass(frozen=True)
 class Launch:
     """Launch machines of one market."""
 
@@ -80,56 +107,82 @@ FleetCommand = Launch | Terminate
 def decide(
     wanted: DesiredFleet,
     machines: Sequence[FleetMachine],
-    unavailable: Mapping[Pool, float],
+    times: PoolTimes,
     may_launch: bool,
     now: float,
 ) -> tuple[FleetCommand, ...]:
-    """Return the commands that bring the fleet to its requested size.
+    """Return the commands that bring the fleet to its requested size, the most urgent first.
 
     Args:
         wanted: The nodes that the job requests.
         machines: Nodes that are pending or running.
-        unavailable: Pools that give no machines now, and the Unix seconds until which they are skipped.
+        times: When pools were asked, and when they had no machines.
         may_launch: Whether the budget allows more machines.
         now: Unix seconds.
     """
-    late = [m for m in machines if not m.joined and now - m.launched_at > MACHINE_JOIN_SECONDS]
-    lost = [m for m in machines if m.workerless_since is not None and now - m.workerless_since > LOST_SECONDS]
+    late, lost = _late(machines, now), _lost(machines, now)
     commands: list[FleetCommand] = []
+    missing = missing_count(wanted, machines, now)
+    pools = _pools_to_ask(wanted, times, now)
+    if missing > 0 and may_launch and pools:
+        commands.append(Launch(pools, missing))
     if late:
         commands.append(Terminate(_ids(late), f"no worker after {MACHINE_JOIN_SECONDS:.0f} s"))
     if lost:
         commands.append(Terminate(_ids(lost), "its worker is gone"))
-    useful = [m for m in machines if not m.leaving and m not in late and m.workerless_since is None]
-    spares = min(sum(m.at_risk for m in useful), MOST_SPARES)
-    missing = wanted.count + spares - len(useful)
-    pools = _available_pools(wanted, unavailable, now)
-    if missing > 0 and may_launch and pools:
-        commands.append(Launch(pools, missing))
     return tuple(commands)
 
 
-def after_launch(requested: Launch, launched: int, unavailable: frozenset[Pool], now: float) -> dict[Pool, float]:
-    """Return the pools to skip and until when; all requested ones where machines are missing without an error."""
-    skipped = unavailable if unavailable or launched >= requested.count else frozenset(requested.pools)
-    return dict.fromkeys(skipped, now + CAPACITY_RETRY_SECONDS)
+def missing_count(wanted: DesiredFleet, machines: Sequence[FleetMachine], now: float) -> int:
+    """Return how many nodes are missing, spares for machines at risk included; negative where there are too many.
+
+    Args:
+        wanted: The nodes that the job requests.
+        machines: Nodes that are pending or running.
+        now: Unix seconds.
+    """
+    late = _late(machines, now)
+    useful = [m for m in machines if not m.leaving and m not in late and m.workerless_since is None]
+    spares = min(sum(m.at_risk for m in useful), MOST_SPARES)
+    return wanted.count + spares - len(useful)
 
 
-def next_check_seconds(*, acted: bool, losing: bool, unavailable: Mapping[Pool, float], now: float) -> float:
+def after_launch(
+    times: PoolTimes, requested: Launch, launched: int, unavailable: frozenset[Pool], now: float
+) -> PoolTimes:
+    """Return the times after an answer; where machines are missing, at least one of the requested pools is dry: those
+    that reported an error, or all.
+
+    Args:
+        times: Those before.
+        requested: What was asked for.
+        launched: How many machines there are of it.
+        unavailable: The pools that reported an error.
+        now: Unix seconds of the answer.
+    """
+    failed = unavailable.intersection(requested.pools)
+    return times.after_failure(failed if failed or launched >= requested.count else requested.pools, now)
+
+
+def next_check_seconds(wanted: DesiredFleet, times: PoolTimes, *, changed: bool, may_launch: bool, now: float) -> float:
     """Return the seconds until the fleet is looked at again, unless an event comes before.
 
     Args:
-        acted: Whether something was launched or terminated now.
-        losing: Whether a machine has lost its worker, and will be terminated soon.
-        unavailable: Pools that give no machines now, and the Unix seconds until which they are skipped.
+        wanted: The nodes that the job requests.
+        times: When pools were asked, and when they had no machines.
+        changed: Whether something was launched or terminated now, or is going to be in a moment.
+        may_launch: Whether nodes are missing and the budget allows them.
         now: Unix seconds.
     """
-    if acted or losing:
+    if changed:
         return CHANGE_SECONDS
-    return ASK_AGAIN_SECONDS if any(until > now for until in unavailable.values()) else CHECK_SECONDS
+    if not may_launch or not wanted.pools:
+        return CHECK_SECONDS
+    due = min(times.due(pool) for pool in wanted.pools)
+    return min(max(due - now, 0.0), CHECK_SECONDS)
 
 
-def pause_seconds(tries: int, jitter: float, longest: float = LONGEST_PAUSE_SECONDS) -> float:
+def pause_seconds(tries: int, jitter: float, longest: float = CHECK_SECONDS) -> float:
     """Return how long to wait before a request is repeated: longer after each try, and never for all at the same time.
 
     Args:
@@ -174,18 +227,26 @@ def why_stop(limits: Limits, spent_usd: float, idle_seconds: float, now: float, 
     return ""
 
 
-def _available_pools(wanted: DesiredFleet, unavailable: Mapping[Pool, float], now: float) -> tuple[Pool, ...]:
-    """Return the pools of the market to use: spot while any has capacity, else on-demand where the job allows it.
+def _pools_to_ask(wanted: DesiredFleet, times: PoolTimes, now: float) -> tuple[Pool, ...]:
+    """Return the pools of one market: spot while any has capacity, else on-demand where the job allows it.
 
-    Where none has any, return those whose last request is `ASK_AGAIN_SECONDS` old: a longer wait gains nothing.
+    Where none has any, return all of the first market that has one due: if each were asked when its own time comes,
+    those of one market could keep the other waiting for ever.
     """
     markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
-    for early in (0.0, CAPACITY_RETRY_SECONDS - ASK_AGAIN_SECONDS):
-        available = [pool for pool in wanted.pools if unavailable.get(pool, now) <= now + early]
-        for market in markets:
-            if pools := tuple(pool for pool in available if pool.market == market):
-                return pools
-    return ()
+    by_market = [tuple(pool for pool in wanted.pools if pool.market == market) for market in markets]
+    for pools in by_market:
+        if fresh := tuple(pool for pool in pools if now - times.dry.get(pool, -math.inf) >= PREFER_OTHERS_SECONDS):
+            return fresh
+    return next((pools for pools in by_market if any(times.due(pool) <= now for pool in pools)), ())
+
+
+def _late(machines: Sequence[FleetMachine], now: float) -> list[FleetMachine]:
+    return [m for m in machines if not m.joined and now - m.launched_at > MACHINE_JOIN_SECONDS]
+
+
+def _lost(machines: Sequence[FleetMachine], now: float) -> list[FleetMachine]:
+    return [m for m in machines if m.workerless_since is not None and now - m.workerless_since > LOST_SECONDS]
 
 
 def _ids(machines: Sequence[FleetMachine]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from idletrain.cluster import dask_scheduler, fork_server, warm_parent
+from idletrain.fabric.measuring import collective_process
 
 from .helpers import PATIENCE_SECONDS, Control, Process, Run, until
 from .test_cloud import IDLETRAIN, job_tree
@@ -87,6 +88,13 @@ def running(place: Path, word: str) -> int:
     return sum(f" {word} " in f"{line} " for line in left(place))
 
 
+def talking(place: Path, module: str) -> list[int]:
+    """The ids of its processes that run a module and have connections."""
+    pids = [int(line.split()[0]) for line in left(place) if module in line.split()]
+    connections = psutil.net_connections("tcp")
+    return [pid for pid in pids if any(c.pid == pid and c.status == psutil.CONN_ESTABLISHED for c in connections)]
+
+
 @pytest.mark.parametrize(
     ("moment", "command"),
     [
@@ -94,6 +102,7 @@ def running(place: Path, word: str) -> int:
         ("its scheduler starts", "launch"),
         ("its workers are in a step", "launch"),
         ("it measures the workers", "fabric"),
+        ("its ranks talk", "fabric"),
     ],
 )
 def test_nothing_outlives_a_killed_command_with_workers_here(
@@ -121,6 +130,10 @@ def test_nothing_outlives_a_killed_command_with_workers_here(
     elif moment == "its workers are in a step":
         run.wait(moment, "leased", count=2)
         time.sleep(1)  # from the lease into the step
+    elif moment == "its ranks talk":
+        until(moment, lambda: len(talking(tmp_path, collective_process.__name__)) == 2)
+        time.sleep(1)  # into their operations, which wait for one another
+        assert len(talking(tmp_path, collective_process.__name__)) == 2
     elif moment == "it measures the workers":
         until(moment, lambda: running(tmp_path, fork_server.title("idletrain", ["worker"])) == 2)
         time.sleep(2)  # into their start

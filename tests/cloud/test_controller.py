@@ -1,25 +1,38 @@
-"""The fleet's keeper against a rehearsal cloud whose machines only sleep."""
+"""The fleet's keeper against a rehearsal cloud whose machines only sleep, and on markets with a clock of their own."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from botocore.exceptions import NoCredentialsError
-from rehearsal import SPOT_POOLS, Sandbox, sleeping
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rehearsal import RECORD, SPOT_POOLS, Sandbox, sleeping
 
 from idletrain.cloud import reconcile
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.errors import explained
 from idletrain.cloud.controller import PRICE_CHECK_SECONDS, UNSEEN_SECONDS, FleetController
-from idletrain.cloud.reconcile import FleetMachine
+from idletrain.cloud.machines import Pool
+from idletrain.cloud.reconcile import CHECK_SECONDS, DesiredFleet, FleetMachine
+
+from .simulated_market import CapacityTrace, Pace, SimulatedMarket
 
 SECONDS = 20.0
+SPOT = tuple(Pool("spot", name, "a") for name in ("c7i", "m7i", "r7i"))
+DEAR = tuple(Pool("on-demand", name, "a") for name in ("c7i", "m7i"))
+ASKED_SECONDS = 10.0  # at most from the return of capacity to the request for it
+HOUR = 3600.0
+Policy = Literal["spot", "on-demand", "auto"]
+POOLS: Mapping[Policy, Sequence[Pool]] = {"spot": SPOT, "on-demand": DEAR, "auto": (*SPOT, *DEAR)}
+TRACES = st.lists(st.tuples(st.floats(0.0, 40.0) | st.floats(0.0, 300.0), st.integers(0, 3)), min_size=1, max_size=8)
 
 
 class ControlledFleet:
@@ -146,21 +159,19 @@ def test_a_taken_node_is_replaced_and_the_reason_recorded(cloud: Sandbox, accoun
     asyncio.run(check())
 
 
-def test_spending_follows_the_market_at_one_call_in_ten_minutes(cloud: Sandbox, account: Account) -> None:
+def test_spending_follows_the_market(cloud: Sandbox, account: Account) -> None:
     async def check() -> None:
         fleet = ControlledFleet(account)  # whose record has other prices than the cloud
         async with fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
         cloud.ask("POST", "calls/reset")
-        fleet.keeper._prices_due = 0.0
-        for _ in range(3):
-            await fleet.keeper.check()
-        assert cloud.ask("GET", "calls")["ec2"] == {"DescribeInstances": 3, "DescribeSpotPriceHistory": 1}
+        await fleet.keeper.check()
+        await fleet.keeper.update_prices()
+        assert cloud.ask("GET", "calls")["ec2"] == {"DescribeInstances": 1, "DescribeSpotPriceHistory": 1}
         pools = {instance.pool for instance in account.instances(fleet.record.run)}
         prices = account.spot_prices({pool.type for pool in pools})
         records = {(e["type"], e["zone"]): e["usd_per_hour"] for e in fleet.records if e["kind"] == "spot_price"}
         assert records == {(pool.type, pool.zone): prices[pool.type, pool.zone] for pool in pools}
-        assert fleet.keeper._prices_due > time.monotonic() + PRICE_CHECK_SECONDS / 2
 
     asyncio.run(check())
 
@@ -216,7 +227,6 @@ def waits(fleet: ControlledFleet) -> list[str]:
 def test_what_the_cloud_refuses_is_reported_in_its_words_and_asked_for_again(
     cloud: Sandbox, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "CAPACITY_RETRY_SECONDS", 1.0)
     monkeypatch.setattr(reconcile, "CHECK_SECONDS", 0.5)
 
     async def check() -> None:
@@ -337,3 +347,85 @@ def test_a_look_at_a_whole_fleet_is_one_call_so_that_there_are_at_most_twelve_a_
         assert all(60 / pause <= 12 for pause in pauses)
 
     asyncio.run(check())
+
+
+# --- on a clock of its own --------------------------------------------------------------------------------------------
+
+
+def kept(
+    policy: Policy, count: int, traces: Mapping[Pool, CapacityTrace], pace: Pace, seconds: float
+) -> SimulatedMarket:
+    """A market on which a fleet was kept for some seconds."""
+    market = SimulatedMarket(count, traces, pace)
+    job = {"nodes": {"budget_usd": None, "max_price": None}}
+    wanted = DesiredFleet(count, policy, tuple(traces))
+    logging.disable()  # each refusal is logged, of which there are thousands here
+    try:
+        market.keep(replace(RECORD, job=job, wanted=wanted, prices=dict.fromkeys(traces, 0.1)), seconds)
+    finally:
+        logging.disable(logging.NOTSET)
+    return market
+
+
+def after(spans: CapacityTrace) -> CapacityTrace:
+    """The trace of (seconds, machines) after one another."""
+    begins = [sum(seconds for seconds, _ in spans[: n + 1]) for n in range(len(spans))]
+    return [(begin, count) for begin, (_, count) in zip(begins, spans, strict=True)]
+
+
+@settings(max_examples=50)
+@given(st.data(), st.sampled_from(("spot", "on-demand", "auto")), st.integers(1, 4))
+def test_capacity_that_is_there_is_asked_for_within_ten_seconds(
+    data: st.DataObject, policy: Policy, count: int
+) -> None:
+    """Also with calls that take seconds, machines that are taken while they boot, and a cloud that falls silent: the
+    time counts from its next answer.
+    """
+    pools = data.draw(st.lists(st.sampled_from(POOLS[policy]), min_size=1, unique=True), "pools")
+    traces = {pool: after(data.draw(TRACES, f"{pool}")) for pool in pools}
+    silences = data.draw(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 5)), max_size=3), "silences")
+    calls = {"instances": data.draw(st.floats(0.0, 0.9)), "start_nodes": data.draw(st.floats(0.0, 2.0))}
+    silent = {first + n for first, length in silences for n in range(length)}
+    pace = Pace({**calls, "terminate": 0.5}, data.draw(st.sampled_from((0.0, 5.0, 60.0)), "boot"), silent)
+    market = kept(policy, count, traces, pace, 400.0)
+    assert max(market.longest.values()) <= ASKED_SECONDS
+
+
+@pytest.mark.parametrize(("policy", "markets"), [("spot", 1), ("auto", 2)])
+def test_an_hour_without_capacity_costs_a_call_of_each_kind_in_seven_seconds_and_market(
+    policy: Policy, markets: int
+) -> None:
+    market = kept(policy, 2, {pool: [] for pool in POOLS[policy]}, Pace(), HOUR)
+    most = HOUR / CHECK_SECONDS * markets + markets
+    assert 0.9 * most < market.calls["start_nodes"] <= most
+    assert market.calls["instances"] <= most
+
+
+def test_an_hour_with_a_whole_fleet_costs_a_list_in_seven_seconds_and_its_prices() -> None:
+    market = kept("spot", 2, {SPOT[0]: [(0.0, 2)]}, Pace(), HOUR + 1)
+    assert market.calls["start_nodes"] <= 2  # one before there is capacity
+    assert market.calls["instances"] <= HOUR / CHECK_SECONDS + 3
+    assert market.calls["spot_prices"] == HOUR / PRICE_CHECK_SECONDS
+
+
+def test_a_pool_whose_machines_do_not_boot_is_not_asked_all_the_time() -> None:
+    seconds = 600.0
+    market = kept("spot", 1, {SPOT[0]: [(0.0, 9)]}, Pace(boot=None), seconds)
+    assert seconds / CHECK_SECONDS * 0.8 < market.calls["start_nodes"] <= seconds / CHECK_SECONDS + 2
+
+
+def test_nothing_waits_for_prices() -> None:
+    taken = PRICE_CHECK_SECONDS + 5.0  # while the cloud still looks the prices up
+    traces = {SPOT[0]: [(0.0, 1), (taken, 0)], SPOT[1]: [(taken + 5.0, 1)]}
+    market = kept("spot", 1, traces, Pace({"spot_prices": 90.0}), taken + 60.0)
+    assert market.calls["spot_prices"] == 1
+    assert max(market.longest.values()) <= ASKED_SECONDS
+
+
+def test_pools_that_are_due_at_different_times_do_not_keep_the_other_market_waiting() -> None:
+    """Each spot pool takes its machine back in another second, so that there is always one whose time has come."""
+    spot = [Pool("spot", f"m{n}", "a") for n in range(12)]
+    taken = {pool: [(0.0, 1), (20.0 + n, 0)] for n, pool in enumerate(spot)}
+    market = kept("auto", 12, {**taken, DEAR[0]: [(20.0, 0), (40.0, 1), (60.0, 12)]}, Pace(), 200.0)
+    assert market.calls["start_nodes"] > 10
+    assert market.longest[DEAR[0]] <= ASKED_SECONDS

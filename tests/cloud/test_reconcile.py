@@ -10,18 +10,20 @@ from hypothesis import strategies as st
 
 from idletrain.cloud.machines import Pool
 from idletrain.cloud.reconcile import (
-    ASK_AGAIN_SECONDS,
-    CAPACITY_RETRY_SECONDS,
-    LONGEST_PAUSE_SECONDS,
+    CHANGE_SECONDS,
+    CHECK_SECONDS,
     LOST_SECONDS,
     MACHINE_JOIN_SECONDS,
+    PREFER_OTHERS_SECONDS,
     DesiredFleet,
     FleetMachine,
     Launch,
     Limits,
+    PoolTimes,
     Terminate,
     after_launch,
     decide,
+    missing_count,
     next_check_seconds,
     pause_seconds,
     why_stop,
@@ -37,74 +39,99 @@ def machine(name: str, **changes: object) -> FleetMachine:
     return dataclasses.replace(FleetMachine(name, SPOT[0], NOW - 60, joined=True), **changes)
 
 
+NO_TIMES = PoolTimes()
 FINE = [machine("i-1"), machine("i-2")]
 
 
 def test_a_fleet_that_is_whole_needs_nothing() -> None:
-    assert decide(WANTED, FINE, {}, True, NOW) == ()
+    assert decide(WANTED, FINE, NO_TIMES, True, NOW) == ()
 
 
 def test_what_is_missing_is_asked_for_in_all_pools() -> None:
-    assert decide(WANTED, [], {}, True, NOW) == (Launch(SPOT, 2),)
-    assert decide(WANTED, FINE[:1], {}, True, NOW) == (Launch(SPOT, 1),)
+    assert decide(WANTED, [], NO_TIMES, True, NOW) == (Launch(SPOT, 2),)
+    assert decide(WANTED, FINE[:1], NO_TIMES, True, NOW) == (Launch(SPOT, 1),)
 
 
 def test_machines_that_boot_count_until_they_have_had_their_time() -> None:
     booting = [machine("i-1", joined=False), machine("i-2", joined=False)]
-    assert decide(WANTED, booting, {}, True, NOW) == ()
+    assert decide(WANTED, booting, NO_TIMES, True, NOW) == ()
     late = machine("i-2", joined=False, launched_at=NOW - MACHINE_JOIN_SECONDS - 1)
-    assert decide(WANTED, [FINE[0], late], {}, True, NOW) == (
-        Terminate(("i-2",), f"no worker after {MACHINE_JOIN_SECONDS:.0f} s"),
+    assert decide(WANTED, [FINE[0], late], NO_TIMES, True, NOW) == (
         Launch(SPOT, 1),
+        Terminate(("i-2",), f"no worker after {MACHINE_JOIN_SECONDS:.0f} s"),
     )
 
 
 def test_a_noticed_machine_is_replaced_before_it_is_gone_and_not_ended_by_us() -> None:
-    assert decide(WANTED, [FINE[0], machine("i-2", leaving=True)], {}, True, NOW) == (Launch(SPOT, 1),)
+    assert decide(WANTED, [FINE[0], machine("i-2", leaving=True)], NO_TIMES, True, NOW) == (Launch(SPOT, 1),)
 
 
 def test_a_machine_at_risk_stays_and_gets_a_spare_once() -> None:
     risky = machine("i-2", at_risk=True)
-    assert decide(WANTED, [FINE[0], risky], {}, True, NOW) == (Launch(SPOT, 1),)
-    assert decide(WANTED, [FINE[0], risky, machine("i-3")], {}, True, NOW) == ()
+    assert decide(WANTED, [FINE[0], risky], NO_TIMES, True, NOW) == (Launch(SPOT, 1),)
+    assert decide(WANTED, [FINE[0], risky, machine("i-3")], NO_TIMES, True, NOW) == ()
     risky_too = machine("i-3", at_risk=True)
-    assert decide(WANTED, [machine("i-1", at_risk=True), risky, risky_too], {}, True, NOW) == ()
+    assert decide(WANTED, [machine("i-1", at_risk=True), risky, risky_too], NO_TIMES, True, NOW) == ()
 
 
 def test_a_machine_without_a_worker_is_replaced_at_once_and_ended_soon() -> None:
     just = machine("i-2", workerless_since=NOW - 0.1)
-    assert decide(WANTED, [FINE[0], just], {}, True, NOW) == (Launch(SPOT, 1),)
+    assert decide(WANTED, [FINE[0], just], NO_TIMES, True, NOW) == (Launch(SPOT, 1),)
     lost = machine("i-2", workerless_since=NOW - LOST_SECONDS - 0.1)
-    assert decide(WANTED, [FINE[0], lost, machine("i-3")], {}, True, NOW) == (
+    assert decide(WANTED, [FINE[0], lost, machine("i-3")], NO_TIMES, True, NOW) == (
         Terminate(("i-2",), "its worker is gone"),
     )
 
 
-def test_dry_pools_are_left_out_until_their_time_is_over() -> None:
-    unavailable = {SPOT[0]: NOW + 1}
-    assert decide(WANTED, [], unavailable, True, NOW) == (Launch(SPOT[1:], 2),)
-    assert decide(WANTED, [], unavailable, True, NOW + 2) == (Launch(SPOT, 2),)
-    asked_now = dict.fromkeys(SPOT, NOW + CAPACITY_RETRY_SECONDS)
-    assert decide(WANTED, [], asked_now, True, NOW) == ()
-    assert decide(WANTED, [], asked_now, True, NOW + ASK_AGAIN_SECONDS) == (Launch(SPOT, 2),)
+def dry(*pools: Pool, since: float = NOW) -> PoolTimes:
+    """Pools that had nothing when they were asked, all at once."""
+    return NO_TIMES.after_request(pools, since).after_failure(pools, since)
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(0, 9))
-def test_capacity_that_is_there_is_asked_for_within_ten_seconds(spans: list[int], offset: int) -> None:
-    """A pool without capacity and with it, in turn, for so many seconds each; nobody keeps what it gives."""
-    borders = [NOW + offset + sum(spans[:k]) for k in range(len(spans) + 1)]
-    asked, unavailable, now = list[float](), dict[Pool, float](), NOW
-    while now < borders[-1] + 60:
-        commands = decide(DesiredFleet(1, "spot", SPOT[:1]), [], unavailable, True, now)
-        for launch in commands:
-            assert isinstance(launch, Launch)
-            asked.append(now)
-            there = sum(border <= now for border in borders) % 2 == 0
-            unavailable |= after_launch(launch, int(there), frozenset() if there else frozenset(SPOT[:1]), now)
-        now += next_check_seconds(acted=bool(commands), losing=False, unavailable=unavailable, now=now)
-    for begin, end in zip(borders[1::2], borders[2::2], strict=False):
-        if end - begin >= 10:
-            assert any(begin <= at < begin + 10 for at in asked)
+def test_others_are_preferred_to_a_dry_pool_for_a_while() -> None:
+    times = dry(SPOT[0])
+    assert decide(WANTED, [], times, True, NOW + PREFER_OTHERS_SECONDS - 1) == (Launch(SPOT[1:], 2),)
+    assert decide(WANTED, [], times, True, NOW + PREFER_OTHERS_SECONDS) == (Launch(SPOT, 2),)
+
+
+def test_where_all_pools_are_dry_they_are_asked_again_soon_and_all_at_once() -> None:
+    times = dry(SPOT[0]).after_request(SPOT[1:], NOW + 3).after_failure(SPOT[1:], NOW + 3)
+    assert decide(WANTED, [], times, True, NOW + CHECK_SECONDS - 1) == ()
+    assert decide(WANTED, [], times, True, NOW + CHECK_SECONDS) == (Launch(SPOT, 2),)
+
+
+def test_a_pool_that_took_a_machine_back_is_asked_at_once_where_there_is_no_other() -> None:
+    times = NO_TIMES.after_request(SPOT, NOW - 60).after_failure(SPOT, NOW)
+    assert decide(WANTED, [], times, True, NOW) == (Launch(SPOT, 2),)
+
+
+def test_where_no_market_has_capacity_both_are_asked_in_turn() -> None:
+    wanted = DesiredFleet(1, "auto", (*SPOT, *DEAR))
+    times = dry(*SPOT, *DEAR)
+    assert decide(wanted, [], times, True, NOW + CHECK_SECONDS) == (Launch(SPOT, 1),)
+    times = times.after_request(SPOT, NOW + CHECK_SECONDS)
+    assert decide(wanted, [], times, True, NOW + CHECK_SECONDS) == (Launch(DEAR, 1),)
+
+
+@pytest.mark.parametrize(
+    ("times", "changed", "may_launch", "seconds"),
+    [
+        (dry(*SPOT), True, True, CHANGE_SECONDS),
+        (dry(*SPOT, since=NOW - 3), False, True, CHECK_SECONDS - 3),
+        (dry(*SPOT, since=NOW - 60), False, True, 0.0),
+        (dry(*SPOT, since=NOW - 60), False, False, CHECK_SECONDS),
+        (dry(SPOT[0]), False, True, 0.0),
+    ],
+)
+def test_the_next_look_is_when_something_can_be_asked_for(
+    times: PoolTimes, changed: bool, may_launch: bool, seconds: float
+) -> None:
+    assert next_check_seconds(WANTED, times, changed=changed, may_launch=may_launch, now=NOW) == seconds
+
+
+def test_a_run_without_pools_is_looked_at_as_rarely_as_any() -> None:
+    nowhere = DesiredFleet(1, "spot", ())
+    assert next_check_seconds(nowhere, NO_TIMES, changed=False, may_launch=True, now=NOW) == CHECK_SECONDS
 
 
 @pytest.mark.parametrize(
@@ -121,19 +148,36 @@ def test_on_demand_is_for_what_spot_cannot_give_where_the_job_allows_it(
     policy: str, unavailable: tuple[Pool, ...], requested: tuple[Pool, ...]
 ) -> None:
     wanted = DesiredFleet(2, policy, (*SPOT, *DEAR))  # type: ignore[arg-type]
-    assert decide(wanted, FINE[:1], dict.fromkeys(unavailable, NOW + 1), True, NOW) == (Launch(requested, 1),)
+    assert decide(wanted, FINE[:1], dry(*unavailable), True, NOW) == (Launch(requested, 1),)
 
 
 def test_without_money_nothing_is_launched_and_what_is_useless_still_ends() -> None:
     lost = machine("i-2", workerless_since=NOW - 60)
-    assert decide(WANTED, [lost], {}, False, NOW) == (Terminate(("i-2",), "its worker is gone"),)
+    assert decide(WANTED, [lost], NO_TIMES, False, NOW) == (Terminate(("i-2",), "its worker is gone"),)
 
 
-def test_pools_that_gave_less_are_dry_for_a_while() -> None:
-    requested = Launch(SPOT, 2)
-    assert after_launch(requested, 2, frozenset(), NOW) == {}
-    assert after_launch(requested, 1, frozenset(SPOT[:1]), NOW) == {SPOT[0]: NOW + CAPACITY_RETRY_SECONDS}
-    assert after_launch(requested, 0, frozenset(), NOW) == dict.fromkeys(SPOT, NOW + CAPACITY_RETRY_SECONDS)
+@pytest.mark.parametrize(
+    ("launched", "unavailable", "now_dry"),
+    [
+        (2, (), ()),
+        (2, SPOT[:1], SPOT[:1]),
+        (1, SPOT[:1], SPOT[:1]),
+        (0, (), SPOT),
+        (1, DEAR[:1], SPOT),  # an error of a pool that was not asked
+    ],
+)
+def test_pools_that_gave_less_are_dry(launched: int, unavailable: tuple[Pool, ...], now_dry: tuple[Pool, ...]) -> None:
+    times = after_launch(NO_TIMES, Launch(SPOT, 2), launched, frozenset(unavailable), NOW)
+    assert times.dry == dict.fromkeys(now_dry, NOW)
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(1, 6))
+def test_what_is_missing_is_what_is_launched(leaving: int, there: int, count: int) -> None:
+    machines = [machine(f"l-{n}", leaving=True) for n in range(leaving)] + [machine(f"i-{n}") for n in range(there)]
+    wanted = dataclasses.replace(WANTED, count=count)
+    missing = missing_count(wanted, machines, NOW)
+    assert missing == count - there
+    assert decide(wanted, machines, NO_TIMES, True, NOW) == ((Launch(SPOT, missing),) if missing > 0 else ())
 
 
 @pytest.mark.parametrize(
@@ -165,13 +209,13 @@ def test_after_what_is_decided_there_is_nothing_to_launch(kinds: list[tuple[bool
         machine(f"i-{n}", leaving=leaving, at_risk=risky, workerless_since=NOW - 60 if lost else None)
         for n, (leaving, risky, lost) in enumerate(kinds)
     ]
-    ended = {id_ for c in decide(wanted, there, {}, True, NOW) if isinstance(c, Terminate) for id_ in c.ids}
-    new = sum(c.count for c in decide(wanted, there, {}, True, NOW) if isinstance(c, Launch))
+    ended = {id_ for c in decide(wanted, there, NO_TIMES, True, NOW) if isinstance(c, Terminate) for id_ in c.ids}
+    new = sum(c.count for c in decide(wanted, there, NO_TIMES, True, NOW) if isinstance(c, Launch))
     after = [m for m in there if m.id not in ended] + [machine(f"n-{n}") for n in range(new)]
-    assert not any(isinstance(c, Launch) for c in decide(wanted, after, {}, True, NOW))
+    assert not any(isinstance(c, Launch) for c in decide(wanted, after, NO_TIMES, True, NOW))
 
 
 def test_pauses_grow_up_to_a_bound_and_differ_between_heads() -> None:
-    assert [pause_seconds(tries, 0.0) for tries in (0, 1, 2, 20)] == [0.5, 1.0, 2.0, LONGEST_PAUSE_SECONDS / 2]
-    assert [pause_seconds(tries, 1.0) for tries in (0, 1, 2, 20)] == [1.0, 2.0, 4.0, LONGEST_PAUSE_SECONDS]
+    assert [pause_seconds(tries, 0.0) for tries in (0, 1, 2, 20)] == [0.5, 1.0, 2.0, CHECK_SECONDS / 2]
+    assert [pause_seconds(tries, 1.0) for tries in (0, 1, 2, 20)] == [1.0, 2.0, 4.0, CHECK_SECONDS]
     assert pause_seconds(20, 0.5, longest=8.0) == 6.0

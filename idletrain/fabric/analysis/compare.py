@@ -78,7 +78,8 @@ class Difference:
         low: Lower end of the ratio's interval.
         high: Upper end of the ratio's interval.
         spread: The larger of the two sides' interquartile ranges, over the median.
-        cpu: Difference of the two sides' busy processors: for the same work, so processors differ and not the fabric.
+        cpu: How far processors differ and not the fabric, as a share: the two sides' busy processors for the same work,
+            their pace at the same step, and what other work took of them on either side.
         larger_is_better: Whether a larger figure is better.
     """
 
@@ -96,8 +97,8 @@ class Difference:
     @property
     def outcome(self) -> ComparisonOutcome:
         """Return whether the difference is significant."""
-        apart, beyond = abs(self.ratio - 1), self.low > 1 or self.high < 1
-        if apart > NOISE and beyond and apart > max(self.spread, self.cpu):
+        apart, beyond = _apart(self.first, self.second), self.low > 1 or self.high < 1
+        if apart > NOISE and beyond and apart > self.spread + self.cpu:
             return ComparisonOutcome.DIFFERENT
         alike = not beyond or apart <= NOISE
         if alike and max(self.high - 1, 1 - self.low) <= SURE:
@@ -168,7 +169,8 @@ def compare(first: Fabric, second: Fabric, seed: int = 0) -> list[Difference]:
         for figure in ours
         if min(len(side[figure].values) if figure in side else 0 for side in (ours, theirs)) >= MIN_SAMPLES
     ]
-    return [_difference(figure, ours[figure], theirs[figure], CHANCE / len(both), rng) for figure in both]
+    cpu = _processors_apart(first, second)
+    return [_difference(figure, ours[figure], theirs[figure], CHANCE / len(both), cpu, rng) for figure in both]
 
 
 def overall(differences: Sequence[Difference]) -> str:
@@ -258,9 +260,18 @@ def _operation(sample: CollectiveSample) -> Operation:
 
 
 def _difference(
-    figure: Figure, ours: _SampleSets, theirs: _SampleSets, chance: float, rng: np.random.Generator
+    figure: Figure, ours: _SampleSets, theirs: _SampleSets, chance: float, cpu: float, rng: np.random.Generator
 ) -> Difference:
-    """Compare one figure, with an interval that misses the true ratio with probability `chance`."""
+    """Compare one figure, with an interval that misses the true ratio with probability `chance`.
+
+    Args:
+        figure: What is compared.
+        ours: The first fabric's samples.
+        theirs: The second fabric's samples.
+        chance: Probability.
+        cpu: How far processors differ, as a share.
+        rng: Draws the samples.
+    """
     ratios = _resampled_medians(theirs, rng) / _resampled_medians(ours, rng)
     low, high = np.quantile(ratios, (chance / 2, 1 - chance / 2))
     a, b = (median(side.values) / (median(side.divisors) if side.divisors else 1.0) for side in (ours, theirs))
@@ -268,7 +279,33 @@ def _difference(
         statistics.spread(samples) for side in (ours, theirs) for samples in (side.values, side.divisors) if samples
     )
     what, unit, better = figure
-    return Difference(what, unit, a, b, b / a, float(low), float(high), spread, abs(theirs.cpu - ours.cpu), better)
+    cpu = max(cpu, abs(theirs.cpu - ours.cpu))
+    return Difference(what, unit, a, b, b / a, float(low), float(high), spread, cpu, better)
+
+
+def _processors_apart(first: Fabric, second: Fabric) -> float:
+    """Return by how much the processors' speed may have differed between two measurements, as a share of the larger.
+
+    That is what other work took of any node in either measurement, or the difference in the pace of the same steps; 0
+    where neither is more than noise.
+    """
+    nodes = (*first.nodes, *second.nodes)
+    others = max((float(node.get("others_share") or 0.0) for node in nodes), default=0.0)
+    paces = [
+        {
+            "pace": [float(node["pace_seconds"]) for node in fabric.nodes if "pace_seconds" in node],
+            **{(t.backend, t.model, t.nodes, t.batch_size): t.compute for t in fabric.training},
+        }
+        for fabric in (first, second)
+    ]
+    both = [(paces[0][key], paces[1][key]) for key in paces[0].keys() & paces[1].keys()]
+    most = max([others, *(_apart(median(a), median(b)) for a, b in both if len(a) and len(b))])
+    return most if most > NOISE else 0.0
+
+
+def _apart(first: float, second: float) -> float:
+    """Return the difference of two positive figures over the larger one, the same in whichever order they come."""
+    return 1 - min(first, second) / max(first, second)
 
 
 def _resampled_medians(sets: _SampleSets, rng: np.random.Generator) -> NDArray[np.float64]:

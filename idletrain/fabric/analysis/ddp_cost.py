@@ -40,7 +40,11 @@ def all_reduce_seconds(moved_bytes: float, nodes: int, bytes_per_second: float) 
 
 
 def bus_factor(operation: str, nodes: int) -> float:
-    """Return bus over algorithm bandwidth, as nccl-tests defines it (doc/PERFORMANCE.md there)."""
+    """Return bus over algorithm bandwidth, as nccl-tests defines it (doc/PERFORMANCE.md there).
+
+    It is what the busiest link carries in one direction with the best algorithm, over the operation's bytes: of a
+    broadcast all of them, however many nodes there are.
+    """
     if operation == "all-reduce":
         return 2 * (nodes - 1) / nodes
     return (nodes - 1) / nodes if operation in ("all-gather", "reduce-scatter") else 1.0

@@ -38,7 +38,9 @@ class CollectiveBandwidth:
         p99: 99th percentile of the seconds.
         algorithm: Algorithm bandwidth: bytes over seconds.
         bus: Bus bandwidth: the rate on each link.
-        line_share: Bus bandwidth over the links' speed; None where that is not known.
+        line_share: Share of the links' speed that the operation uses, by the bytes that every algorithm must move over
+            each node's link in one direction; at most 1, as what fits into caches and buffers may be faster than a
+            stream for a moment. None where that speed is not known.
     """
 
     of: CollectiveSample
@@ -134,9 +136,25 @@ def link_rate(fabric: Fabric) -> float | None:
 
 
 def line_rate(fabric: Fabric) -> float | None:
-    """Return the slowest nominal speed of the nodes' network cards in bytes/s; the measured one if any is unknown."""
-    nominal = [float(node.get("link_bits_per_second") or 0.0) for node in fabric.nodes]
-    return min(nominal) / 8 if min(nominal, default=0.0) else link_rate(fabric)
+    """Return what the slowest node's link can carry in one direction, in bytes/s with headers; None if nothing says it.
+
+    That is the nominal speed of its network card, or the fastest streams that it was seen to carry, if those were
+    faster or the card's speed says nothing: it is unknown, or the nodes share a machine.
+    """
+    hosts = [node.get("host", n) for n, node in enumerate(fabric.nodes)]
+    apart = len(set(hosts)) == len(hosts)
+    nominal = [float(node.get("link_bits_per_second") or 0.0) / 8 for node in fabric.nodes]
+    known = apart and min(nominal, default=0.0) > 0
+    fastest = [max(nominal[node] if known else 0.0, _fastest(fabric, node)) for node in range(len(fabric.nodes))]
+    return min((rate for rate in fastest if rate), default=None)
+
+
+def _fastest(fabric: Fabric, node: int) -> float:
+    """Return the fastest streams that a node's link carried in one direction, all connections at once added up."""
+    streams = [p for what in ("one way", "both ways", "flows", "incast") for p in points_of_kind(fabric, what)]
+    # An incast's sum goes over the target's link alone.
+    ends = [(p, (p.target,) if p.what == "incast" else (p.source, p.target)) for p in streams]
+    return max((on_the_wire(fabric, point) for point, nodes in ends if node in nodes), default=0.0)
 
 
 def cpu_per_gb(points: Iterable[Point]) -> float | None:
@@ -194,7 +212,7 @@ def _bandwidth(of: CollectiveSample, line: float | None) -> CollectiveBandwidth:
     typical = median(of.seconds)
     algorithm = of.moved_bytes / typical
     bus = algorithm * ddp_cost.bus_factor(of.operation, of.nodes)
-    return CollectiveBandwidth(of, typical, p99(of.seconds), algorithm, bus, bus / line if line else None)
+    return CollectiveBandwidth(of, typical, p99(of.seconds), algorithm, bus, min(1.0, bus / line) if line else None)
 
 
 def linear_fits(fabric: Fabric) -> dict[tuple[str, str, int], LinearFit]:

@@ -64,7 +64,8 @@ def measure_process(orders: ProcessOrders, send: Callable[[dict[str, Any]], None
 
     Args:
         orders: What to measure.
-        send: Called after each number of nodes with all results so far, as lists of records.
+        send: Called after each number of nodes with all results so far, as lists of records, and before each part with
+            a phrase for it as `doing`.
     """
     preset = orders.preset
     all_nodes, *smaller = list(_timed_groups(orders, preset))
@@ -73,15 +74,24 @@ def measure_process(orders: ProcessOrders, send: Callable[[dict[str, Any]], None
     for group in groups:
         all_nodes.barrier()  # nodes outside the group wait here
         if group.includes_this_node:
-            _measure(orders, group, results, thorough=preset.thorough or group is all_nodes)
+            thorough = preset.thorough or group is all_nodes
+            _measure(orders, group, results, lambda part: send({"doing": part}), thorough=thorough)
             send({k: [item if isinstance(item, str) else asdict(item) for item in v] for k, v in results.items()})
     all_nodes.barrier()
 
 
-def _measure(orders: ProcessOrders, ranks: TimedGroup, results: dict[str, list[Any]], *, thorough: bool) -> None:
+def _measure(
+    orders: ProcessOrders,
+    ranks: TimedGroup,
+    results: dict[str, list[Any]],
+    begin: Callable[[str], None],
+    *,
+    thorough: bool,
+) -> None:
     """Add one group's measurements to the results; all of its nodes decide alike on what to leave out."""
     operations: list[CollectiveSample] = []
     if ranks.nodes > 1 and thorough:
+        begin(f"collectives on {ranks.where}")
         operations, missing = collectives.measure_collectives(
             ranks, orders.label, orders.sharing, orders.bytes_per_second
         )
@@ -89,10 +99,12 @@ def _measure(orders: ProcessOrders, ranks: TimedGroup, results: dict[str, list[A
         results["missing"] += missing
     expected = _expected(operations, ranks.nodes, orders.bytes_per_second)
     for wanted in ranks.preset.models:
+        begin(f"training {wanted.name} on {ranks.where}")
         alone = [sample for sample in results["training"] if sample.nodes == 1]
         done, missing = training.measure_training(ranks, orders.label, wanted, orders.sharing, expected, alone)
         results["training"] += done
         results["missing"] += missing
+    begin(f"the stencil on {ranks.where}")
     results["stencil"] += stencil.measure_stencil(ranks, orders.label)
 
 

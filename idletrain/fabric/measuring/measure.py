@@ -28,8 +28,10 @@ from idletrain.worker.lease_spec import version
 Say = Callable[[str], None]
 PROBE_SECONDS = 60.0  # time limit of a probe, beyond the time that it should take
 PACE_SECONDS = 0.3
+QUIET_SECONDS = 0.3  # nothing is done for so long, to see what others do: thirty of the kernel's ticks a core
 INCAST_SECONDS = 0.5  # at least: senders start some hundredths of a second apart
 CALL_GRACE_SECONDS = 5.0  # for the other nodes once one has failed: some fail with it, some would wait for ever
+TELL_SECONDS = 5.0  # between two questions that disturb the measurement, but for less than a millisecond
 CERTIFICATES = ("tls_ca_file", "tls_worker_cert", "tls_worker_key")
 
 
@@ -68,17 +70,19 @@ async def measure_fabric(client: Client, preset: FabricPreset, say: Say) -> Fabr
     say(f"{len(workers)} nodes")
     nodes = await _nodes(workers)
     findings.faults += inventory.unlike_versions(nodes)
+    await _watch_others(workers, nodes, findings)
     if len(workers) > 1:
         async with _probe_servers(workers) as probes:
-            await _links(workers, preset, probes, findings, say)
-            await _concurrent_streams(workers, preset, probes, findings, say)
-            await _transfers(workers, preset, probes, findings, say)
+            for measure in (_links, _concurrent_streams, _transfers):
+                await measure(workers, preset, probes, findings, say)
+                await _watch_others(workers, nodes, findings)
     else:
         findings.missing.append("links, collectives and scaling: there is no second node; start another worker")
     if findings.apart or findings.silent:
         findings.missing.append("collectives, training and stencil: every node must reach every other one for those")
     else:
         await _together(workers, preset, nodes, findings, say)
+        await _watch_others(workers, nodes, findings)
     about = {
         "version": version(),
         "preset": preset.name,
@@ -109,6 +113,15 @@ async def _nodes(workers: MeasuredNodes) -> list[dict[str, Any]]:
         {"name": name, "worker": address, **about, "pace_seconds": pace}
         for name, address, about, pace in zip(workers.names, workers.addresses, descriptions, paces, strict=True)
     ]
+
+
+async def _watch_others(workers: MeasuredNodes, nodes: Sequence[dict[str, Any]], findings: Findings) -> None:
+    """Do nothing for a moment and keep the largest share of each node's processors that others took in such moments."""
+    there = [node for node in range(len(workers)) if node not in findings.silent]
+    shares = await workers.call_each(tasks.others_share, [(node, (QUIET_SECONDS,)) for node in there])
+    for node, share in zip(there, shares, strict=True):
+        if not isinstance(share, NodeSilentError):  # whoever needs the node next reports it
+            nodes[node]["others_share"] = max(nodes[node].get("others_share", 0.0), share)
 
 
 @contextlib.asynccontextmanager
@@ -239,7 +252,7 @@ async def _together(
             local_rank = sum(other["host"] == node["host"] for other in nodes[:rank])
             own = {**common, "rank": rank, "sharing": sharing[node["host"]], "local_rank": local_rank}
             orders.append((rank, (own, node["interface"], dict(environment))))
-        _add_results(workers, findings, label, await _run_parts(workers, orders, limit + PROBE_SECONDS))
+        _add_results(workers, findings, label, await _run_parts(workers, orders, limit + PROBE_SECONDS, say))
     for kind, key in (("NCCL", "nccl"), ("MPI", "mpi")):
         if not all(node[key] for node in nodes):
             findings.missing.append(f"{kind}: not there on all nodes (torch without it, or no GPU)")
@@ -249,8 +262,11 @@ async def _together(
             findings.missing.append("MPI: is started by mpirun, not by Dask; run `mpirun` with torch's own benchmarks")
 
 
-async def _run_parts(workers: MeasuredNodes, orders: Sequence[tuple[int, Sequence[Any]]], seconds: float) -> list[Any]:
+async def _run_parts(
+    workers: MeasuredNodes, orders: Sequence[tuple[int, Sequence[Any]]], seconds: float, say: Say
+) -> list[Any]:
     """Run every node's part of a collective measurement; return each result or error. A failure ends all parts soon."""
+    telling = asyncio.ensure_future(_tell_parts(workers, say))
     parts = [
         asyncio.ensure_future(workers.call(node, tasks.take_part, *args, seconds=seconds)) for node, args in orders
     ]
@@ -262,9 +278,22 @@ async def _run_parts(workers: MeasuredNodes, orders: Sequence[tuple[int, Sequenc
         if pending:
             await asyncio.wait(pending, timeout=CALL_GRACE_SECONDS)
     finally:  # also on Ctrl-C
+        telling.cancel()
         await workers.client.run(tasks.end_parts, on_error="ignore")
     results: list[Any] = await asyncio.gather(*parts, return_exceptions=True)
     return results
+
+
+async def _tell_parts(workers: MeasuredNodes, say: Say) -> None:
+    """Say every few seconds what the first node is at, if that is new, until cancelled."""
+    told = ""
+    while True:
+        await asyncio.sleep(TELL_SECONDS)
+        answers = await workers.client.run(tasks.doing, workers=[workers.addresses[0]], on_error="ignore")
+        for part in answers.values():
+            if part not in ("", told):
+                told = part
+                say(part)
 
 
 def _add_results(workers: MeasuredNodes, findings: Findings, label: str, results: Sequence[Any]) -> None:

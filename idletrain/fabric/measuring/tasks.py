@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from distributed import get_worker
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from idletrain.fabric.measuring.sockets import SocketAddress, Stream
 
 _parts: set[subprocess.Popen[bytes]] = set()  # this worker's running processes of `collective_process`
+_doing: list[str] = []  # the part that this worker's process is at, where that is rank 0
 MIN_BYTES = 8  # of the smallest transfer, which measures the round trip
 
 
@@ -77,6 +78,14 @@ def pace(seconds: float) -> float:
         layer(x).square().sum().backward()
         steps += 1
     return passed / steps
+
+
+def others_share(seconds: float) -> float:
+    """Return the share of this machine's processors that other work takes, while this measurement does nothing."""
+    import psutil
+
+    busy: float = psutil.cpu_percent(interval=seconds) / 100
+    return busy
 
 
 def open_probe_server(token: str, secrets: Mapping[str, str], silent_seconds: float) -> SocketAddress:
@@ -210,23 +219,42 @@ def take_part(orders: Mapping[str, Any], interface: str, environment: Mapping[st
         try:
             process.stdin.write(json.dumps(dict(orders)).encode() + b"\n")
             process.stdin.flush()
-            printed = process.stdout.read()
+            results = _read_results(process.stdout)
             code = process.wait()
         except BrokenPipeError:
-            printed, code = b"", process.wait()
+            results, code = {}, process.wait()
         finally:
             limit.cancel()
+            _doing.clear()
             _parts.discard(process)
             process.kill()
             process.stdin.close()
             process.stdout.close()
-        results: dict[str, Any] = json.loads(printed.splitlines()[-1]) if printed else {}
         if code:
             log.seek(0)
             lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
             why = f"it ended with {code}" if code < 0 or not lines else lines[-1][:200]
             results["fault"] = f"it took longer than {orders['limit_seconds']:.0f} s" if timed_out.is_set() else why
     return results
+
+
+def _read_results(output: IO[bytes]) -> dict[str, Any]:
+    """Read what a process prints to its end; return its last results, and keep what it is doing meanwhile."""
+    results: dict[str, Any] = {}
+    for line in output:
+        if not line.endswith(b"\n"):  # it was killed while it printed
+            break
+        printed = json.loads(line)
+        if "doing" in printed:
+            _doing[:] = [printed["doing"]]
+        else:
+            results = printed
+    return results
+
+
+def doing() -> str:
+    """Return the part that this node's process is at, or an empty string; called while a task waits for it."""
+    return _doing[0] if _doing else ""
 
 
 def end_parts() -> None:

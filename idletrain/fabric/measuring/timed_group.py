@@ -37,6 +37,11 @@ class TimedGroup:
         """Return whether this node is in the group."""
         return self.rank < self.nodes
 
+    @property
+    def where(self) -> str:
+        """Return the number of nodes in words, for messages."""
+        return f"{self.nodes} nodes" if self.nodes > 1 else "one node"
+
     def samples(
         self, work: Callable[[], Any], budget_seconds: float, *, least_once: bool = False, warm: bool = False
     ) -> list[float]:

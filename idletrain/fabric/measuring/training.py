@@ -62,12 +62,13 @@ def measure_training(
     missing: list[str] = []
     sample_bytes = 0.0  # activations of one training sample, measured at the batch size before
     for batch_size in wanted.batch_sizes:
+        larger = f"{wanted.name}, batch {batch_size} and more on {ranks.where}"
         if samples and statistics.median(samples[-1].compute) * ranks.preset.repeats[0] > longest:
-            missing.append(f"{wanted.name}, batch {batch_size} and more: steps take longer than this preset allows")
+            missing.append(f"{larger}: steps take longer than this preset allows")
             break
         needed = TRAINING_COPIES * size + batch_size * sample_bytes
         if not ranks.all_true(needed * sharing < available_bytes()):
-            missing.append(f"{wanted.name}, batch {batch_size} and more: needs {needed / 1e9:.1f} GB on each node")
+            missing.append(f"{larger}: needs {needed / 1e9:.1f} GB on each node")
             break
         module = models.materialized(models.on_meta(wanted.name), ranks.device)
         x, y = (part.to(ranks.device) for part in models.batch(wanted.name, batch_size, ranks.preset.image))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,102 @@ def test_what_processors_took_longer_for_is_not_the_fabric_s_doing() -> None:
     assert "processors differ by 15% of the time" in difference.sentence
     (difference,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.3))
     assert difference.outcome is ComparisonOutcome.DIFFERENT
+
+
+class BusyMachine:
+    """A machine of two nodes beside other work, whose speed follows a course over a look's minute.
+
+    Args:
+        course: `calm`, `busy` all the time, `drift` to busier or calmer, or `bursts` of seconds.
+        seed: Of its noise.
+    """
+
+    def __init__(self, course: str, seed: int) -> None:
+        self._chance = chance = np.random.default_rng(seed)
+        at, level, switches = 0.0, 0.0, []
+        ends = chance.uniform(0, 0.5, 2)
+        while at < 60:
+            switches.append((at, level))
+            at += chance.exponential(3.0)
+            level = 0.0 if level else 0.5
+        self._taken: dict[str, Any] = {
+            "calm": lambda t: 0.0 * t,
+            "busy": lambda t: ends[0] + 0.0 * t,
+            "drift": lambda t: ends[0] + (ends[1] - ends[0]) * t / 60,
+            "bursts": lambda t: np.array([level for at, level in switches])[
+                np.searchsorted([at for at, _ in switches], t, "right") - 1
+            ],
+        }
+        self._course = course
+
+    def taken(self, at: Any) -> Any:
+        """What others take of the processors at some seconds."""
+        return self._taken[self._course](np.asarray(at))
+
+    def slower(self, seconds: float, begin: float, end: float, count: int) -> tuple[float, ...]:
+        """Samples of what takes so long on an idle machine, evenly between two moments."""
+        at = np.linspace(begin, end, count)
+        return tuple(seconds / (1 - self.taken(at)) * self._chance.lognormal(0, 0.02, count))
+
+    def look(self) -> Fabric:
+        """A quick look, in its order."""
+        rates = [tuple(1 / t for t in self.slower(1e-9, at, at + 1, 20)) for at in (1.0, 2.0)]
+        points = [Point("one way", "socket", n, 1 - n, rate) for n, rate in enumerate(rates)]
+        points += [Point("round trip", "socket", n, 1 - n, self.slower(1e-4, n + 1, n + 1.01, 30)) for n in (0, 1)]
+        pulls = [tuple(1 / t for t in self.slower(4e-9, 7, 9, 8))]
+        points += [Point("one way", "pull", 0, 1, pulls[0])]
+        parts = [self.slower(0.01, 25, 25.7, 8), self.slower(0.004, 26, 26.7, 8), self.slower(0.013, 27, 27.7, 8)]
+        training = [TrainingSample("gloo", "mlp", 2, 32, 2_000_000, (2_000_000,), *parts)]
+        quiet = float(max(self.taken([0.5, 3.5, 6.5, 10.0, 55.0])))
+        pace = float(np.mean(self.slower(0.005, 0.0, 0.3, 30)))
+        node = {"cpu": "a", "cores": 2, "torch": "2", "threads": 1, "host": "h", "others_share": quiet}
+        nodes = [{**node, "name": f"n{n}", "pace_seconds": pace} for n in (0, 1)]
+        return Fabric({"preset": "quick", "version": "1"}, nodes, points, training=training)
+
+
+@pytest.mark.parametrize("course", ["busy", "drift", "bursts"])
+def test_two_looks_at_the_same_links_of_a_busy_machine_differ_in_no_more_than_one_pair_of_twenty(course: str) -> None:
+    """With the other work in one look or both; a pair differs if any of its figures does."""
+    pairs = [
+        (BusyMachine(course, 2 * n).look(), BusyMachine((course, "calm")[n % 2], 2 * n + 1).look()) for n in range(40)
+    ]
+    outcomes = [{d.outcome for d in compare.compare(*pair)} for pair in pairs]
+    assert sum(ComparisonOutcome.DIFFERENT in of_pair for of_pair in outcomes) <= 2
+    assert any(ComparisonOutcome.NO_VERDICT in of_pair for of_pair in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("others", "pace", "outcome"),
+    [
+        (0.03, 1.03, ComparisonOutcome.DIFFERENT),
+        (0.2, 1.0, ComparisonOutcome.NO_VERDICT),
+        (0.0, 1.2, ComparisonOutcome.NO_VERDICT),
+    ],
+)
+def test_what_processors_may_account_for_gets_no_verdict(
+    others: float, pace: float, outcome: ComparisonOutcome
+) -> None:
+    first, second = (
+        replace(one, nodes=[{**node, "others_share": share, "pace_seconds": seconds} for node in one.nodes])
+        for one, share, seconds in ((fabric(100 * MBIT, 1), 0.0, 0.005), (fabric(90 * MBIT, 2), others, 0.005 * pace))
+    )
+    assert {d.outcome for d in compare.compare(first, second)} == {outcome}
+
+
+def test_a_link_that_is_far_slower_is_noticed_beside_other_work() -> None:
+    one, other = BusyMachine("busy", 1).look(), BusyMachine("calm", 2).look()
+    points = [replace(p, samples=tuple(s / 10 for s in p.samples)) if p.what == "one way" else p for p in one.points]
+    outcomes = {d.what: d.outcome for d in compare.compare(other, replace(one, points=points))}
+    assert outcomes["one way over socket"] is ComparisonOutcome.DIFFERENT
+
+
+def test_the_order_of_two_looks_changes_no_verdict() -> None:
+    looks = [BusyMachine("bursts", seed).look() for seed in range(8)]
+    for first, second in itertools.pairwise(looks):
+        there, back = compare.compare(first, second), compare.compare(second, first)
+        assert [d.outcome is ComparisonOutcome.DIFFERENT for d in there] == [
+            d.outcome is ComparisonOutcome.DIFFERENT for d in back
+        ]
 
 
 @pytest.mark.parametrize(("hosts", "compared"), [(4, True), (2, True), (1, False)])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from idletrain.fabric.analysis import statistics
 from idletrain.fabric.analysis.samples import CollectiveSample, Fabric, Point, StencilSample, TrainingSample
+from idletrain.fabric.measuring.presets import OPERATIONS
 
 MTU = 1500
 PAYLOAD = (MTU - 52) / (MTU + 14)  # of what is on the wire
@@ -42,6 +43,26 @@ def test_a_line_s_rate_is_the_slowest_card_s_or_what_was_measured() -> None:
     cards = [{**node, "link_bits_per_second": speed} for node, speed in zip(nodes(2), (10**9, 10**8), strict=True)]
     assert statistics.line_rate(Fabric({}, cards, points)) == 10**8 / 8
     assert statistics.line_rate(Fabric({}, nodes(2), points)) == pytest.approx(12.5e6)
+
+
+def test_a_card_s_speed_says_nothing_of_nodes_on_one_machine() -> None:
+    points = links(2, 12.5e6 * PAYLOAD)
+    one_machine = nodes(2, link_bits_per_second=10**9, host="h")
+    assert statistics.line_rate(Fabric({}, one_machine, points)) == pytest.approx(12.5e6)
+
+
+def test_a_line_s_rate_is_no_less_than_what_the_slowest_node_s_link_was_seen_to_carry() -> None:
+    cards = nodes(3, link_bits_per_second=10**8)
+    points = [
+        *links(3, 10e6 * PAYLOAD, odd={2: 5e6 * PAYLOAD}),
+        Point("flows", "socket", 0, 1, (10e6 * PAYLOAD,) * 3, 3),
+        Point("incast", "socket", 0, 2, (4e6 * PAYLOAD,) * 2, 2),
+    ]
+    assert statistics.line_rate(Fabric({}, nodes(3), points)) == pytest.approx(8e6)
+    assert statistics.line_rate(Fabric({}, nodes(3), points[:-1])) == pytest.approx(5e6)
+    assert statistics.line_rate(Fabric({}, cards, points)) == 10**8 / 8
+    assert statistics.line_rate(Fabric({}, cards[:2], points[-2:-1])) == pytest.approx(30e6)  # such a card is virtual
+    assert statistics.line_rate(Fabric({}, nodes(3))) is None
 
 
 def test_connections_at_once_are_added_up_and_transfers_are_not() -> None:
@@ -88,6 +109,24 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert bandwidth.algorithm == pytest.approx(5e6)
     assert bandwidth.bus == pytest.approx(7.5e6)
     assert bandwidth.line_share == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("operation", "share"), [("broadcast", 0.5), ("all-gather", 0.375), ("reduce-scatter", 0.375), ("all-reduce", 0.75)]
+)
+def test_the_share_of_the_line_is_what_each_node_s_link_carries(operation: str, share: float) -> None:
+    """A broadcast's bytes go over each link once, an all-reduce's almost twice, others' but for a node's own part."""
+    operations = [CollectiveSample("gloo", operation, 4, 1_000_000, (0.2,))]
+    (bandwidth,) = statistics.bandwidths(Fabric({}, nodes(4), links(4, 10e6 * PAYLOAD), operations))
+    assert bandwidth.line_share == pytest.approx(share)
+
+
+@given(st.sampled_from(OPERATIONS), st.integers(2, 16), st.floats(1e-6, 10.0), st.floats(1e5, 1e10))
+def test_no_operation_uses_more_than_the_line(operation: str, count: int, seconds: float, rate: float) -> None:
+    operations = [CollectiveSample("gloo", operation, count, 4_000_000, (seconds,))]
+    (bandwidth,) = statistics.bandwidths(Fabric({}, nodes(count), [link(0, 1, rate)], operations))
+    assert bandwidth.line_share is not None
+    assert 0 < bandwidth.line_share <= 1
 
 
 def trained(nodes: int, compute: float, exchange: float | None = None, step: float | None = None) -> TrainingSample:

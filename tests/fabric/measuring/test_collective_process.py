@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
@@ -60,6 +61,15 @@ def results() -> dict[str, Any]:
     return first
 
 
+def test_the_last_whole_results_count_beside_what_is_being_done() -> None:
+    printed = (
+        b'{"doing": "a"}\n{"training": [1]}\n{"doing": "b"}\n{"training": [1, 2]}\n{"doing": "c"}\n{"training": [1,'
+    )
+    assert tasks._read_results(io.BytesIO(printed)) == {"training": [1, 2]}
+    assert tasks.doing() == "c"
+    tasks._doing.clear()
+
+
 def test_every_operation_of_every_size_is_sampled(results: dict[str, Any]) -> None:
     done = {(one["operation"], one["moved_bytes"]) for one in results["collectives"]}
     assert done == {(operation, size) for operation in OPERATIONS for size in TINY.sizes}
@@ -98,7 +108,7 @@ def test_what_would_not_fit_into_memory_is_left_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(training, "available_bytes", lambda: room)
     results, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (512, 1 << 16)), 1, lambda _: 0.0)
     assert [one.batch_size for one in results] == [512]
-    assert missing[0].startswith("mlp, batch 65536 and more: needs ")
+    assert missing[0].startswith("mlp, batch 65536 and more on one node: needs ")
     results, missing = training.measure_training(alone, "gloo", TimedModel("mlp", (8,)), 8, lambda _: 0.0)
     assert (results, len(missing)) == ([], 1)
 

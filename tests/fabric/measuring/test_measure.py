@@ -6,6 +6,8 @@ import asyncio
 import datetime
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +23,7 @@ from idletrain.cluster.local import LocalFleet
 from idletrain.errors import RefusedError, RunError
 from idletrain.fabric.analysis import compare, statistics
 from idletrain.fabric.analysis.samples import Fabric, from_json
-from idletrain.fabric.measuring import nodes, presets, tasks
+from idletrain.fabric.measuring import measure, nodes, presets, tasks
 from idletrain.fabric.measuring.measure import measure_fabric
 from idletrain.fabric.measuring.nodes import MeasuredNodes, NodeSilentError, occupied
 from idletrain.fabric.measuring.tasks import LinkProbe, ProbeResult
@@ -52,14 +54,32 @@ def on(count: int, work: Callable[[Client], Awaitable[Any]]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def measured() -> Fabric:
-    fabric: Fabric = on(3, lambda client: measure_fabric(client, PRESET, lambda _: None))
+def said() -> list[str]:
+    """What the measurement says meanwhile."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def measured(said: list[str]) -> Fabric:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "TELL_SECONDS", 0.05)
+        fabric: Fabric = on(3, lambda client: measure_fabric(client, PRESET, said.append))
     return fabric
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_nodes_do_together_is_told_meanwhile(said: list[str]) -> None:
+    assert said[:2] == ["3 nodes", "links: 6 pairs, 0.2 s each"]
+    together = said[said.index("collectives, training and stencil over gloo") + 1 :]
+    assert len(together) >= 2
+    assert len(set(together)) == len(together)
+    assert any(part.endswith("on 3 nodes") for part in together)
 
 
 def test_every_pair_every_way_and_every_kind(measured: Fabric) -> None:
     assert measured.faults == []
     assert len(measured.nodes) == 3
+    assert all(0 <= node["others_share"] <= 1 for node in measured.nodes)
     pairs = set(presets.pairs(3))
     for what, over in (("round trip", "socket"), ("one way", "socket")):
         assert {(p.source, p.target) for p in statistics.points_of_kind(measured, what, over)} == pairs
@@ -238,3 +258,13 @@ def test_a_cluster_over_tls_is_measured_and_opens_nothing_without(tmp_path: Path
         assert statistics.points_of_kind(measured, "one way", over)
     assert statistics.points_of_kind(measured, "one way", "dask") == []
     assert any("this cluster asks for TLS" in missing for missing in measured.missing)
+
+
+def test_what_other_work_takes_of_the_processors_is_seen() -> None:
+    endless = "print(1, flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", endless], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        share = tasks.others_share(0.2)
+        other.kill()
+    assert 0.3 / os.cpu_count() < share <= 1  # type: ignore[operator]
