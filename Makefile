@@ -4,6 +4,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 DATA := /usr/share/datasets/fashion-mnist
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes of the tests import the same modules
+# Tests that kill processes mostly wait, so there are more than one at a time for each core.
+TESTERS := $(shell echo $$(($$(nproc) * 3 / 2)))
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
 .PHONY: demo test chaos fuzz check results-check docs data tools peers clean
@@ -12,7 +14,7 @@ demo: $(READY) data  ## train Fashion-MNIST on a rehearsed spot fleet, of which 
 	$(BIN)/idletrain demo
 
 test: $(READY)  ## the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20  # the longest files first
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder --durations=20
 
 chaos: $(READY)  ## an hour of random faults of every kind, beside the suite's own; not in CI
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m tests.chaos.storm --json benchmarks/results/storm.json
