@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import math
 import statistics
 import sys
@@ -100,12 +101,21 @@ def confusable(labels: int, siblings: int = 20, rows_a_label: int = 6, seed: int
 
 def centre_words(vocabulary: int, rows: int) -> SparseSamples:
     """Return the real data set of workflows/build_centre_word.py, built once into the cache."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "workflows"))
-    import build_centre_word  # type: ignore[import-not-found]
+    return _built(
+        "build_centre_word", f"centre-word-{vocabulary}-{rows}", f"--vocabulary={vocabulary}", f"--rows={rows}"
+    )
 
-    folder = storage.cache_folder() / f"centre-word-{vocabulary}-{rows}"
+
+def headwords() -> SparseSamples:
+    """Return the real data set of workflows/build_headword.py, built once into the cache."""
+    return _built("build_headword", "headword")
+
+
+def _built(builder: str, name: str, *options: str) -> SparseSamples:
+    sys.path.insert(0, str(Path(__file__).parent.parent / "workflows"))
+    folder = storage.cache_folder() / name
     if not (folder / "train.txt.gz").exists():
-        build_centre_word.main([str(folder), "--vocabulary", str(vocabulary), "--rows", str(rows)])
+        importlib.import_module(builder).main([str(folder), *options])
     return SparseFiles((str(folder / "train.txt.gz"),)).open()
 
 

@@ -139,8 +139,8 @@ def _check_label_cost(written):
 
 
 def _check_linear_trees(written):
-    start, end, seconds = (f["value"] for f in written["figures"] if "idletrain" in f["what"])
-    assert seconds > 0
+    start, rate, end = (f["value"] for f in written["figures"] if "idletrain, hidden 16" in f["what"])
+    assert rate in (0.001, 0.005, 0.02, 0.05)
     assert 0 <= start < 100
     assert 0 < end <= 100
 

@@ -50,6 +50,7 @@ NOT_HERE = {
     "docker": "its daemon, the base image and a registry are elsewhere",
     "python -m benchmarks": "they take hours, and write into the repository",
     "python workflows/build_centre_word.py": "it reads two Debian packages, of which one is large",
+    "python workflows/build_headword.py": "it reads two Debian packages, of which one is large",
     "idletrain launch workflows/centre-word.yaml": "it trains for an hour on the data set of the line before",
     "idletrain worker tls://head.example.org:8786 --when-idle": "it begins when others leave the machine alone",
     "dask scheduler --host tls://": "it listens beyond this machine; tests/cli/test_machine_certificates.py does it",
