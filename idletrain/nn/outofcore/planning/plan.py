@@ -123,7 +123,9 @@ def make_memory_plan(
 def _why_uncut(profile: Profile, allowed: bool) -> list[str]:
     if profile.across_batch:
         return [f"not possible, {profile.across_batch}"]
-    return [] if allowed else ["not allowed, as they sum gradients in another order and change the last bits"]
+    if allowed:
+        return []
+    return ["not allowed, as they sum gradients in another order and change the last bits (training.micro_batch)"]
 
 
 def _streamable(profile: Profile) -> bool:
