@@ -2,7 +2,8 @@
 
 Steps of a network in one process on one thread, in core and by plans for a part of the in-core peak, on the disk as it
 is and throttled in the swap's own threads; techniques take turns, and every step's gradients are compared with those
-in core. A technique that does not fit the budget has no time. Then AdamW with its parameters and state in a file.
+in core. The plan is the one that trials choose; a technique that does not fit the budget has no time. Then AdamW with
+its parameters and state in a file.
 
     python -m benchmarks.outofcore [--tiny] [--json FILE]
 
@@ -47,6 +48,7 @@ from idletrain.nn.outofcore.executing.learn import learn_profile
 from idletrain.nn.outofcore.executing.measure import measure_units
 from idletrain.nn.outofcore.executing.pinned import PinnedSwap
 from idletrain.nn.outofcore.executing.resident import ResidentPeak, release_freed_memory
+from idletrain.nn.outofcore.executing.trials import TIMED, WARM_UP, TriedStep, best_of, measured_plan
 from idletrain.nn.outofcore.executing.weights import Weights
 from idletrain.nn.outofcore.planning.plan import MemoryPlan, least_bytes, make_memory_plan, usable
 from idletrain.nn.outofcore.planning.profile import Profile, SwapLink, Unit, micro_batch
@@ -59,6 +61,9 @@ NOTES = """
 units. In core is with the same C library's settings as the others: freed memory is given back at once, as a memory
 limit needs it. Memory is the kernel's count of a step's peak and the parameters. A process that has done many steps
 keeps some megabytes more in holes of small blocks; a run sets 32 MiB aside for that, the budgets here do not.
+
+The plan is chosen as a worker chooses it: by trials of what is predicted to be quick. Its prediction is its trial's. A
+technique that takes more than the budget in its steps has no time.
 
 A plan's letters, a unit each: K keep, S swap, R recompute, Q recompute from a swapped input, m as one with the unit
 before. `smaller batch` is as many samples in core in as few equal parts as fit: where it is quicker and the network
@@ -194,27 +199,37 @@ class Network:
 
 
 def compare(network: Network, budget: int, swap: DiskSwap | PinnedSwap, repetitions: int) -> dict[str, Any]:
-    """Time every technique that fits a budget, and the plan, in turns."""
+    """Time every technique that fits a budget, and the plan that trials choose, in turns."""
     profile = replace(network.profile, link=swap.speed())
-    plan = make_memory_plan(profile, budget, micro_batches=False, stream=False)
-    fitting = {t.name: t for t in plan.techniques if not t.shortfall_bytes and t.name in NAMED}
+
+    def trial(plan: MemoryPlan) -> TriedStep:
+        always = plan.footprint(profile).resident_bytes
+        took = [network.gradients(plan, swap)[:2] for _ in range(WARM_UP + TIMED)][WARM_UP:]
+        return best_of([TriedStep(seconds, always + peak_bytes) for seconds, peak_bytes in took])
+
+    predicted = make_memory_plan(profile, budget, stream=False)
+    plan = measured_plan(profile, budget, trial, stream=False) if isinstance(swap, DiskSwap) else predicted
+    fitting = {t.name: t for t in predicted.techniques if not t.shortfall_bytes and t.name in NAMED}
     same_as = [name for name, t in fitting.items() if t.unit_modes == plan.unit_modes]
     plans: dict[str, MemoryPlan | None] = {"in core": None, "plan": plan}
-    plans |= {name: replace(plan, unit_modes=t.unit_modes) for name, t in fitting.items() if name not in same_as}
+    plans |= {name: replace(predicted, unit_modes=t.unit_modes) for name, t in fitting.items() if name not in same_as}
     seconds: dict[str, list[float]] = {name: [] for name in plans}
     parts = _parts(network, budget)
     if parts:
         seconds[SMALLER] = []
-    most, same = 0, True
+    most, same = dict.fromkeys(seconds, 0), True
     for repetition in range(repetitions + 1):
         turn = [*seconds][repetition % len(seconds) :] + [*seconds][: repetition % len(seconds)]
         for name in turn:
             samples = seconds[name]
             took, resident, gradients = network.gradients(plans.get(name), swap, parts if name == SMALLER else 1)
-            most = max(most, resident) if name == "plan" and samples else most
+            most[name] = max(most[name], resident) if samples else 0
             samples.append(took)
             same &= name == SMALLER or all(map(torch.equal, gradients, network.expected))
     always = plan.footprint(profile).resident_bytes
+    for name in fitting.keys() & seconds.keys():  # which no plan would be, either
+        if always + most[name] > budget:
+            del seconds[name]
     return {
         "budget": budget,
         "letters": "".join(plan.unit_modes),
@@ -229,7 +244,9 @@ def compare(network: Network, budget: int, swap: DiskSwap | PinnedSwap, repetiti
         "in_core_bytes": network.in_core_bytes,
         "predicted_seconds": plan.seconds,
         "predicted_bytes": plan.peak_bytes,
-        "peak_bytes": always + most,
+        "seconds_before_trials": predicted.seconds,
+        "bytes_before_trials": predicted.peak_bytes,
+        "peak_bytes": always + most["plan"],
     }
 
 

@@ -168,7 +168,8 @@ class TrainingSettings(StrictSettings):
     """Samples per step and subnet."""
     micro_batch: MicroBatch = None
     """Samples that go through the module at a time; the gradients of a step's micro-batches are added up (gradient
-    accumulation). `auto`: as many as fit into `memory.budget` in a subnet of the mean share; all when null."""
+    accumulation). `auto`: as many as fit into `memory.budget` in a subnet of the mean share. When null, all; but as by
+    `auto` where the budget does not hold a step, gradients add up, and `memory.out_of_core` is `auto`."""
     ghost_batches: bool = False
     """Whether BatchNorm may take its statistics from micro-batches (ghost batches, arXiv 1705.08741)."""
     loss: str | None = None
@@ -279,7 +280,7 @@ class MemorySettings(StrictSettings):
     worker's memory when null."""
     out_of_core: Literal["auto", "never", "always"] = "auto"
     """Whether subnets are trained by a plan of what to keep, swap to disk and recompute: `auto` where a subnet does not
-    fit and that is quicker than narrower subnets; the result is the same bits either way."""
+    fit, micro-batches do not help, and a plan is quicker than narrower subnets; a plan does not change the bits."""
     units: tuple[str, ...] = ()
     """Submodules of the model that are kept, swapped or recomputed as a whole, by name; discovered when empty."""
     scratch: str | None = None

@@ -78,7 +78,7 @@ def _changes(job: Job, original: Job) -> list[str]:
     follows = original.training.optimizer.ends or original.training.finish_whole  # lr, or when networks are whole
     by_rounds = ("training.rounds",) if follows and counted else ()
     by_share = ("training.epochs",) if original.training.finish_whole else ()
-    by_memory = ("memory.budget",) if original.training.micro_batch == "auto" else ()
+    by_memory = _of_micro_batches(job, original)
     for path in dict.fromkeys((*FIXED_SETTINGS, *by_rounds, *by_share, *by_memory)):
         old: object = original
         new: object = job
@@ -88,6 +88,15 @@ def _changes(job: Job, original: Job) -> list[str]:
             for where, was, now in _differences(path, old, new):
                 faults.append(f"{where}: {now} is not what the run began with, {was}; take that or another name")
     return faults
+
+
+def _of_micro_batches(job: Job, original: Job) -> tuple[str, ...]:
+    """Return the memory settings that micro-batches follow from."""
+    size, budgets = original.training.micro_batch, (original.memory.budget, job.memory.budget)
+    if size is None and any(budgets):
+        modes = {original.memory.out_of_core, job.memory.out_of_core}
+        return ("memory.budget", "memory.out_of_core") if "auto" in modes else ()
+    return ("memory.budget",) if size == "auto" else ()
 
 
 def _differences(path: str, old: object, new: object) -> list[tuple[str, str, str]]:

@@ -160,18 +160,28 @@ def test_rounds_may_change_unless_the_learning_rate_follows_from_them(tmp_path: 
     assert message.startswith("training.rounds: 20 is not what the run began with, 10")
 
 
-@pytest.mark.parametrize(("size", "fixed"), [("auto", True), (4, False)])
+@pytest.mark.parametrize(
+    ("size", "mode", "fixed"),
+    [("auto", "never", True), (4, "auto", False), (None, "auto", True), (None, "never", False)],
+)
 def test_the_memory_may_change_unless_micro_batches_follow_from_it(
-    tmp_path: Path, size: int | str, fixed: bool
+    tmp_path: Path, size: int | str | None, mode: str, fixed: bool
 ) -> None:
     training = {"training": {"micro_batch": size, "optimizer": {"name": "sgd", "lr": 0.1}}}
-    existing(tmp_path, **training, memory={"budget": "1GiB"})
-    later = job(tmp_path, **training, memory={"budget": "2GiB"})
+    existing(tmp_path, **training, memory={"budget": "1GiB", "out_of_core": mode})
+    later = job(tmp_path, **training, memory={"budget": "2GiB", "out_of_core": mode})
     if not fixed:
         check_run(later, RunOptions(resume=True))
         return
     (message,) = faults(later, resume=True)
     assert message.startswith("memory.budget: 2147483648 is not what the run began with, 1073741824")
+
+
+def test_out_of_core_may_change_where_no_budget_lets_it_decide_on_micro_batches(tmp_path: Path) -> None:
+    existing(tmp_path)
+    check_run(job(tmp_path, memory={"out_of_core": "never"}), RunOptions(resume=True))
+    (message,) = faults(job(tmp_path, memory={"budget": "1GiB"}), resume=True)
+    assert message.startswith("memory.budget: 1073741824 is not what the run began with, None")
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])

@@ -195,10 +195,11 @@ class LocalSteps:
     def _backward(self, micro_batches: Iterator[tuple[Any, Any]], samples: int) -> Tensor:
         """Compute the gradients of the loss of a step's samples, micro-batch by micro-batch; return the loss `[]`.
 
-        A micro-batch counts by its labels, so that the gradients are those of the whole batch but for rounding.
+        Where the loss is a mean, a micro-batch counts by its labels, so that the gradients are those of the whole batch
+        but for rounding.
         """
         total, counted = torch.zeros((), device=self._device), 0
-        several = (self._program.micro_batch or samples) < samples
+        several = (self._program.micro_batch or samples) < samples and not self._program.summed
         for inputs, target in micro_batches:
             count = self._program.label_count(inputs, target) if several else 1
             if count:  # the mean over no label is NaN
@@ -209,7 +210,7 @@ class LocalSteps:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.div_(counted)
-        return total / counted
+        return total if self._program.summed else total / counted
 
     def _store_buffers(self) -> None:
         """Copy the buffers that travel into the flat buffer, and round them to what it holds, as a pull would."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from idletrain.nn.ist.subnets import Subnet, cut
 from idletrain.nn.local_steps import assemble
 from idletrain.nn.program import Program
 from idletrain.nn.scripted import scripted_layers
-from idletrain.quantities import steady
 
 # Left to the head node and the scheduler when this machine's RAM is divided among local workers.
 HEAD_RESERVE_BYTES = 1 << 30
@@ -82,29 +80,6 @@ def subnet_need(program: Program) -> Callable[[float], int]:
         )
 
     return need_bytes
-
-
-def fitting_micro_batch(program: Program, budget: int) -> int:
-    """Return how many samples fit into a budget of bytes at a time in a subnet of the mean share of the widest phase:
-    halves of a batch.
-
-    It depends on the job alone, and so do the bits of its run. The budget is rounded as that of workers, whose subnets
-    would be narrower otherwise.
-
-    Raises:
-        JobError: not one sample fits.
-    """
-    shares = (phase.equal_shares[0] for phase in program.training.every_phase)
-    share = max(shares) if program.layout.groups else 1.0
-    size = min(program.training.batch_size, len(program.source.open()))
-    while (need := subnet_need(replace(program, micro_batch=size))(share)) > steady(budget):
-        if size == 1:
-            raise JobError(
-                f"training.micro_batch: a subnet and one sample need {need >> 20} MiB, and memory.budget is "
-                f"{budget >> 20} MiB; use more training.subnets or a larger budget"
-            )
-        size = -(-size // 2)
-    return size
 
 
 def _wide_bytes(program: Program, subnet: Subnet, rows: int, features: int, own: int) -> int:

@@ -139,10 +139,9 @@ def check_steps(module: nn.Module, loss: Loss, training: TrainingSettings) -> No
         faults.append("training.label_smoothing: is for loss: cross_entropy alone; leave it out")
     if isinstance(size := training.micro_batch, int) and size > training.batch_size:
         faults.append(f"training.micro_batch: {size} is more than batch_size: {training.batch_size}; leave it out")
-    norms = [name or "it" for name, layer in module.named_modules() if _takes_batch_statistics(module, layer)]
-    if training.micro_batch and norms and not training.ghost_batches:
+    if training.micro_batch and (norm := batch_statistics(module)) and not training.ghost_batches:
         faults.append(
-            f"training.micro_batch: {norms[0]} is a BatchNorm, whose statistics would be those of a micro-batch; "
+            f"training.micro_batch: {norm} is a BatchNorm, whose statistics would be those of a micro-batch; "
             "leave it out, use GroupNorm, or accept that by training.ghost_batches: true"
         )
     by_rows = [name or "it" for name, layer in module.named_modules() if getattr(layer, "sparse", False) is True]
@@ -157,9 +156,16 @@ def check_steps(module: nn.Module, loss: Loss, training: TrainingSettings) -> No
         raise JobError(faults)
 
 
-def _takes_batch_statistics(module: nn.Module, layer: nn.Module) -> bool:
-    """Return whether a layer is a BatchNorm that a user has not frozen by `eval()` in a module in training mode."""
-    return isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not module.training)
+def batch_statistics(module: nn.Module) -> str | None:
+    """Return the name of the first BatchNorm that a user has not frozen by `eval()` in a module in training mode."""
+    return next(
+        (
+            name or "it"
+            for name, layer in module.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm) and (layer.training or not module.training)
+        ),
+        None,
+    )
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

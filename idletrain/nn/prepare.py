@@ -20,14 +20,13 @@ from idletrain.nn.buffers import traveling_rules
 from idletrain.nn.cuts import CutSettings, check_wide, cuts_or_whole
 from idletrain.nn.data.arrays import Samples, Source
 from idletrain.nn.data.batches import is_joined
-from idletrain.nn.data.streams import StreamSource
 from idletrain.nn.data_notes import data_notes
 from idletrain.nn.evaluate import is_of_classes
 from idletrain.nn.faults import FAULTY, FaultCollector, made, resolve
 from idletrain.nn.ist.frozen import without_frozen
 from idletrain.nn.ist.modules import tensor_of
-from idletrain.nn.memory import fitting_micro_batch
 from idletrain.nn.metric_checks import check_metrics, named_metrics
+from idletrain.nn.micro_batches import micro_batches
 from idletrain.nn.optim import parameter_groups
 from idletrain.nn.optim.from_scheduler import SchedulerFactors
 from idletrain.nn.optim.schedule import Schedule
@@ -213,28 +212,17 @@ def _prepare(
     faults.check(lambda cuts: outer.check_shared(cuts.layout, cuts.training), cuts)
     faults.raise_all()
     (meta, layout), training = without_frozen(module, cuts.module, cuts.layout), cuts.training
-    program = Program(meta, layout, train, fits, training, memory, output, kinds)
-    program = replace(program, joined=is_joined(*pair) or is_joined(*trial), precision=precision)
-    program = replace(program, micro_batch=_micro_batch(program))
+    program = Program(meta, layout, train, fits, training, memory, output, kinds, precision=precision)
+    program = replace(program, joined=is_joined(*pair) or is_joined(*trial))
+    program, parting = micro_batches(program, module, trial)
     network = tuple(tensor_of(module, t.name).detach() for t in layout.tensors)
-    notes = [*how.notes, *([module_checks.COMPILED_NOTE] if compiled else [])]
-    notes += data_notes(samples, fits, training.batch_size)
-    return Prepared(program, network, module, test, cuts.fallback, tuple(notes), measured)
+    of_compiling = [module_checks.COMPILED_NOTE] if compiled else []
+    notes = (*how.notes, *of_compiling, *data_notes(samples, fits, training.batch_size), *parting)
+    return Prepared(program, network, module, test, cuts.fallback, notes, measured)
 
 
 def _fit_test(how: Reading, test: Any) -> Any:
     return test if test is FAULTY else how.of(test, ordered=False)
-
-
-def _micro_batch(program: Program) -> int | None:
-    """Return how many samples go through the module at a time; None for all of a step's."""
-    size, budget = program.training.micro_batch, program.memory.budget
-    if size and program.joined and isinstance(program.source.open(), StreamSource):
-        raise JobError("training.micro_batch: a stream's batches cannot be parted that collate_fn joins; leave it out")
-    if size == "auto":
-        assert budget  # checked with the job
-        size = fitting_micro_batch(program, budget)
-    return size if size and size < program.training.batch_size else None
 
 
 def _module(model: ModelSettings) -> nn.Module:

@@ -98,6 +98,7 @@ class Program:
             with the parameters, `estimate` if it is estimated on the assembled network.
         schedule: The function that the job names as its schedule, if it names one.
         micro_batch: Samples that go through the module at a time; None for all of a step's.
+        summed: Whether the loss of micro-batches is a sum over samples, not a mean.
         precision: What a step computes in.
         joined: Whether rows of a batch's parts are not its samples (see `batches.is_joined`).
     """
@@ -112,6 +113,7 @@ class Program:
     buffers: Mapping[str, str] = field(default_factory=dict)
     schedule: Schedule | None = None
     micro_batch: int | None = None
+    summed: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     joined: bool = False
 

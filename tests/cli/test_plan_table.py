@@ -222,18 +222,20 @@ def shown_mlp(widths: list[int], training: dict[str, Any], exclude: Sequence[str
     return shown(from_settings(job.model, job.data, job.training), 1 << 30, job)
 
 
+@pytest.mark.parametrize("size", ["auto", None])
 @pytest.mark.parametrize(("budget", "told"), [("56MiB", True), ("1GiB", False)])
-def test_the_size_of_micro_batches_is_told(budget: str, told: bool) -> None:
+def test_the_size_of_micro_batches_is_told(budget: str, told: bool, size: str | None) -> None:
     model = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 2048, 10], "norm": None}}
-    training = {"subnets": 2, "batch_size": 1024, "micro_batch": "auto"}
+    training = {"subnets": 2, "batch_size": 1024, "micro_batch": size}
     job = parse_job(DIGITS.as_tree() | {"model": model, "training": training, "memory": {"budget": budget}})
     prepared = from_settings(job.model, job.data, job.training, job.memory)
     text = shown(prepared, 1 << 30, job)
     assert "covers 100% of the neurons" in text
-    size = re.search(r"a step takes 1024 samples, (\d+) at a time", text)
-    assert (size is not None) == told
-    if size:
-        assert int(size[1]) == prepared.program.micro_batch in (64, 128, 256)
+    found = re.search(r"a step takes 1024 samples, (\d+) at a time", text)
+    assert (found is not None) == told
+    assert ("as memory.budget does not hold a step; 1024 is all at once" in text) == (told and size is None)
+    if found:
+        assert int(found[1]) == prepared.program.micro_batch in (64, 128, 256)
 
 
 def phased(widths: Sequence[int], *phases: dict[str, int]) -> tuple[Job, Prepared]:

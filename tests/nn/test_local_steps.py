@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import flowers
 from torch import nn
 from torch.nn import functional
 
@@ -17,6 +18,7 @@ from idletrain.job import TrainingSettings
 from idletrain.nn.ist.randomness import key
 from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import BatchOrder, LocalSteps
+from idletrain.nn.models import mlp
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared, named_loss, prepare
 
@@ -302,6 +304,26 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(small_program: Call
     assert torch.equal(parts.flat, resumed.flat)
     torch.testing.assert_close(parts.flat, whole.flat, rtol=1e-5, atol=1e-6)
     assert torch.equal(parts.flat, whole.flat) == (size == 8)
+
+
+def summed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(outputs, labels, reduction="sum")
+
+
+def test_micro_batches_of_a_summed_loss_give_the_gradients_of_the_whole_batch() -> None:
+    moved = []
+    for size in (None, 3):
+        torch.manual_seed(0)
+        training = TrainingSettings(method="local-sgd", subnets=1, batch_size=8, micro_batch=size)
+        prepared = prepare(mlp((6, 8, 3), None), flowers(32, 6, 3), None, summed, training)
+        program, samples = prepared.program, prepared.program.source.open()
+        (subnet,) = program.subnets(0, by_neurons([1.0]))
+        flat = whole_flat(prepared, Network.of(program, prepared.network), subnet)
+        loss = LocalSteps(program, subnet, flat, 0, 0).step(samples, BatchOrder(0, len(samples), 8, 1), 0)
+        moved.append(torch.cat([flat, loss[None]]))
+    torch.testing.assert_close(moved[1], moved[0], rtol=1e-5, atol=1e-6)
+    assert moved[0][-1] > 8 * 0.5  # it is a sum
+    assert not torch.equal(moved[0], moved[1])
 
 
 def test_samples_are_read_a_micro_batch_at_a_time(small_program: Callable[..., Prepared]) -> None:

@@ -1,9 +1,10 @@
-"""Train steps by a plan that is made in the first step, and made again when its prediction proves wrong."""
+"""Train steps by a plan that is chosen in the first step, and again when what it was chosen by is no longer true."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,22 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from idletrain.nn.data.batches import call, device_of
+from idletrain.nn.data.batches import call, device_of, fresh
+from idletrain.nn.data.seeding import seeded
 from idletrain.nn.local_steps import Update
 from idletrain.nn.outofcore.executing.backing_file import StateFile
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import Executor
 from idletrain.nn.outofcore.executing.learn import LearntProfile, learn_profile
+from idletrain.nn.outofcore.executing.measure import left_alone
 from idletrain.nn.outofcore.executing.pinned import PinnedSwap
+from idletrain.nn.outofcore.executing.resident import ResidentPeak
+from idletrain.nn.outofcore.executing.trials import TIMED, WARM_UP, TriedStep, best_of, measured_plan
 from idletrain.nn.outofcore.executing.weights import Final, Members, Weights
 from idletrain.nn.outofcore.planning.extents import PAGE_BYTES
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, make_memory_plan
 from idletrain.nn.outofcore.planning.profile import Profile, Unit
 from idletrain.nn.outofcore.planning.segments import Segment
-from idletrain.nn.outofcore.planning.simulate import Footprint
+from idletrain.nn.outofcore.planning.simulate import Footprint, simulate
 from idletrain.nn.units import pieces_of
 
-REPLAN_ERROR = 0.15  # a larger difference of measured to predicted seconds means that the profile no longer holds
+REPLAN_ERROR = 0.15  # a larger difference of measured to predicted seconds, or of two plans', is worth another look
 PROBE_ROOM_BYTES = 32 << 20  # scratch space to measure the link's speed before there is a plan
 
 
@@ -60,6 +65,12 @@ class _Built:
     swap: DiskSwap | PinnedSwap
     weights: Weights
     executor: Executor
+
+    def close(self) -> None:
+        """Restore the module and free the scratch space."""
+        self.weights.close()
+        self.executor.close()
+        self.swap.close()
 
 
 @dataclass(frozen=True)
@@ -149,10 +160,8 @@ class PlannedSteps:
         self._steps += 1
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
-        if (
-            math.log2(self._steps).is_integer() and not last and device_of(inputs).type == "cpu"
-        ):  # planning takes time, so rarely
-            self._check_prediction(built)
+        if math.log2(self._steps).is_integer() and not last and _on_cpu(inputs):  # planning takes time, so rarely
+            self._check_profile(built, inputs, target)
         return loss.detach()
 
     def store(self, state_file: StateFile) -> None:
@@ -163,22 +172,22 @@ class PlannedSteps:
     def close(self) -> None:
         """Restore the module and free the scratch space."""
         if self._built:
-            self._built.weights.close()
-            self._built.executor.close()
-            self._built.swap.close()
+            self._built.close()
         self._built = None
 
     def _ready(self, inputs: Any, target: Any) -> _Built:
         """Return what runs the plan: planned with this batch the first time, rebuilt when the plan has changed."""
         device = device_of(inputs)
         if self.plan is None:
-            self._choose_plan(inputs, target)
+            with seeded(0):
+                self._choose_plan(inputs, target)
         assert self.plan
         if self._built and self._built.plan is not self.plan:
             self.store(self._state_file)
             self.close()
         if self._built is None:
-            self._built = self._build(self.plan, device)
+            assert self._learnt
+            self._built = self._build(self._learnt, self.plan, device, self._update)
         return self._built
 
     def _choose_plan(self, inputs: Any, target: Any) -> None:
@@ -201,24 +210,42 @@ class PlannedSteps:
             names=self._units,
             by_kernel=True,
         )
-        self._adopt(
-            learnt, make_memory_plan(learnt.profile, self._room.budget_bytes, stream=device_of(inputs).type == "cpu")
-        )
+        self._adopt(learnt, self._best_plan(learnt, inputs, target))
+
+    def _best_plan(self, learnt: LearntProfile, inputs: Any, target: Any) -> MemoryPlan:
+        """Return the quickest plan as measured in trials, on a GPU as predicted."""
+        profile, budget = learnt.profile, self._room.budget_bytes
+        if not _on_cpu(inputs):
+            return make_memory_plan(profile, budget, stream=False)
+        return measured_plan(profile, budget, lambda plan: self._trial(learnt, plan, inputs, target))
+
+    def _trial(self, learnt: LearntProfile, plan: MemoryPlan, inputs: Any, target: Any) -> TriedStep:
+        """Run steps by a plan that leave the module as it was; return the best of them."""
+        built, tried = self._build(learnt, plan, device_of(inputs), _unmoved), []
+        try:
+            for _ in range(WARM_UP + TIMED):
+                peak, started = ResidentPeak(), time.perf_counter()
+                with left_alone(self._module, inputs), built.executor.step():
+                    loss = self._loss(call(self._module, fresh(inputs)), target)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                built.weights.finish()
+                tried.append(TriedStep(time.perf_counter() - started, built.footprint.resident_bytes + peak.bytes))
+        finally:
+            built.close()
+        return best_of(tried[WARM_UP:])
 
     def _adopt(self, learnt: LearntProfile, plan: MemoryPlan) -> None:
         self._learnt, self.plan, self.plans = learnt, plan, self.plans + 1
         names = tuple(piece.name for piece in learnt.pieces)
         self._known[self._shapes] = PreparedSteps(names, learnt.owners, learnt.profile, plan)
 
-    def _build(self, plan: MemoryPlan, device: torch.device) -> _Built:
-        learnt = self._learnt
-        assert learnt
+    def _build(self, learnt: LearntProfile, plan: MemoryPlan, device: torch.device, update: Update) -> _Built:
         footprint = plan.footprint(learnt.profile)
         swap = self._make_swap(device, scratch_bytes(footprint))
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(swap.close)
             groups, others = self._groups(learnt, footprint)
-            weights = Weights(self._state_file, groups, others, swap, self._update, streamed=plan.streamed)
+            weights = Weights(self._state_file, groups, others, swap, update, streamed=plan.streamed)
             executor = Executor(self._module, learnt.pieces, footprint, swap, weights)
             cleanup.pop_all()
         return _Built(plan, footprint, swap, weights, executor)
@@ -240,8 +267,10 @@ class PlannedSteps:
     def _make_swap(self, device: torch.device, size: int) -> DiskSwap | PinnedSwap:
         return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._room.scratch, size)
 
-    def _check_prediction(self, built: _Built) -> None:
-        """Plan again if the last step's CPU time or the link's speed is far from the prediction."""
+    def _check_profile(self, built: _Built, inputs: Any, target: Any) -> None:
+        """Correct the profile if the last step's CPU time or the link's speed is far from it, and choose again if by it
+        another plan would be much quicker.
+        """
         assert self._learnt
         profile, executor = self._learnt.profile, built.executor
         link = built.swap.speed() if isinstance(built.swap, DiskSwap) and built.swap.used else profile.link
@@ -257,9 +286,22 @@ class PlannedSteps:
             return
         learnt = replace(self._learnt, profile=replace(profile, units=units, link=link))
         with contextlib.suppress(InfeasibleError):  # the present plan is feasible
-            plan = make_memory_plan(learnt.profile, self._room.budget_bytes)
-            same = (plan.unit_modes, plan.streamed) == (built.plan.unit_modes, built.plan.streamed)
-            self._adopt(learnt, built.plan if same else plan)
+            quickest = make_memory_plan(learnt.profile, built.plan.budget_bytes)
+            present = simulate(built.plan.footprint(learnt.profile), link).seconds
+            if present <= quickest.seconds * (1 + REPLAN_ERROR):
+                self._adopt(learnt, built.plan)
+                return
+            self.store(self._state_file)
+            self.close()
+            self._adopt(learnt, self._best_plan(learnt, inputs, target))
+
+
+def _on_cpu(inputs: Any) -> bool:
+    return device_of(inputs).type == "cpu"
+
+
+def _unmoved(_number: int, _parameter: nn.Parameter, _state: list[Tensor]) -> None:
+    """Update nothing: a trial's step."""
 
 
 def _far(measured: float, predicted: float) -> bool:

@@ -20,6 +20,9 @@ RESERVE = (
 )
 EVALUATIONS = 800  # simulated steps per search: half a second for 50 units
 ENOUGH = 1.002  # times a step that never waits: closer is below a profile's accuracy, so the search stops
+LIKELY = 1.5  # times the plan's predicted seconds; a step took up to 1.75 times what was predicted
+CANDIDATES = 3  # single techniques that are worth a trial beside the plan
+APART = ("micro-batches", "parameters streamed")  # techniques that are no modes of units alone
 
 UnitModes = tuple[str, ...]
 
@@ -120,10 +123,28 @@ def make_memory_plan(
     )
 
 
+def candidate_plans(plan: MemoryPlan) -> list[MemoryPlan]:
+    """Return the single techniques that may be quicker than a plan, as predictions err: the quickest first."""
+    if set(plan.unit_modes) == {"K"} and not plan.streamed:
+        return []
+    found: dict[UnitModes, MemoryPlan] = {}
+    for t in sorted(plan.techniques, key=lambda t: t.seconds):
+        is_same = t.unit_modes == plan.unit_modes and not plan.streamed
+        if t.name in APART or is_same or t.shortfall_bytes or t.seconds > LIKELY * plan.seconds:
+            continue
+        own = replace(
+            plan, unit_modes=t.unit_modes, streamed=False, seconds=t.seconds, peak_bytes=t.peak_bytes, micro_batches=1
+        )
+        found.setdefault(t.unit_modes, own)
+    return list(found.values())[:CANDIDATES]
+
+
 def _why_uncut(profile: Profile, allowed: bool) -> list[str]:
     if profile.across_batch:
         return [f"not possible, {profile.across_batch}"]
-    return [] if allowed else ["not allowed, as they sum gradients in another order and change the last bits"]
+    if allowed:
+        return []
+    return ["not allowed, as they sum gradients in another order and change the last bits (training.micro_batch)"]
 
 
 def _streamable(profile: Profile) -> bool:

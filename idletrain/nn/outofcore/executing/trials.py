@@ -1,0 +1,84 @@
+"""Choose among plans by steps on the machine itself: predictions tell the few best, and measurements the best of them.
+
+The bits of a step do not depend on its plan, so neither does a run's result depend on what was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from idletrain.errors import RunError
+from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, candidate_plans, make_memory_plan
+from idletrain.nn.outofcore.planning.profile import Profile
+
+VARIATION = 0.05  # of a budget, by which the peaks of steps by one plan differ (up to 4 % in the bench outofcore)
+CLOSE = 1.15  # times the quickest plan's seconds: within it, another trial decides
+WARM_UP, TIMED = 1, 2  # steps of a trial; the first loads parameters, and takes memory for code
+TIGHTER = 3  # plans for smaller budgets, where steps take more memory than was predicted
+
+
+class TriedStep(NamedTuple):
+    """The seconds and the peak, resident bytes included, of a step by a plan."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def measured_plan(
+    profile: Profile, budget_bytes: int, run: Callable[[MemoryPlan], TriedStep], *, stream: bool = True
+) -> MemoryPlan:
+    """Return the quickest of the plans that are predicted to be good and that keep to a budget, with its seconds as
+    measured.
+
+    Where none keeps to it, plans for less memory are tried; the one that takes least is the last resort.
+
+    Args:
+        profile: The network.
+        budget_bytes: Memory for a whole step.
+        run: Runs some steps by a plan, and returns the best of them.
+        stream: Whether parameters and optimizer state may be streamed.
+
+    Raises:
+        InfeasibleError: no plan is predicted to fit the budget.
+    """
+    plan = make_memory_plan(profile, budget_bytes, stream=stream)
+    most, tried = int(budget_bytes * (1 - VARIATION)), [(plan, run(plan))]
+    for _ in range(TIGHTER):
+        if tried[-1][1].peak_bytes <= most:
+            break
+        less = plan.budget_bytes - (tried[-1][1].peak_bytes - most)
+        try:
+            plan = make_memory_plan(profile, less, stream=stream)
+        except InfeasibleError:
+            break
+        tried.append((plan, run(plan)))
+    for candidate in candidate_plans(plan):
+        with contextlib.suppress(RunError):  # it needs more scratch space than there is, or recomputes what differs
+            tried.append((candidate, run(candidate)))
+    fitting = [(p, trial) for p, trial in tried if trial.peak_bytes <= most]
+    if not fitting:
+        return _as_measured(*min(tried, key=lambda pair: pair[1].peak_bytes))
+    return _as_measured(*_quickest(fitting, run))
+
+
+def _quickest(
+    tried: Sequence[tuple[MemoryPlan, TriedStep]], run: Callable[[MemoryPlan], TriedStep]
+) -> tuple[MemoryPlan, TriedStep]:
+    """Return the quickest plan, after another trial of those that are close to it."""
+    limit = CLOSE * min(trial.seconds for _, trial in tried)
+    close = [(plan, trial) for plan, trial in tried if trial.seconds <= limit]
+    if len(close) > 1:
+        close = [(plan, best_of([trial, run(plan)])) for plan, trial in close]
+    return min(close, key=lambda pair: pair[1].seconds)
+
+
+def best_of(steps: Sequence[TriedStep]) -> TriedStep:
+    """Return the least seconds, as other processes only add to them, and the highest peak."""
+    return TriedStep(min(step.seconds for step in steps), max(step.peak_bytes for step in steps))
+
+
+def _as_measured(plan: MemoryPlan, trial: TriedStep) -> MemoryPlan:
+    return replace(plan, seconds=trial.seconds, peak_bytes=trial.peak_bytes)

@@ -1,0 +1,89 @@
+"""The plan that trials choose: the quickest that keeps to the budget, whatever was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from idletrain.nn.outofcore.executing.disk import ScratchError
+from idletrain.nn.outofcore.executing.trials import VARIATION, TriedStep, measured_plan
+from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, candidate_plans, make_memory_plan
+from outofcore.made_up import made_up
+
+MB = 1 << 20
+PROFILE = made_up(8, 3)
+BUDGET = 100 * MB
+
+
+class Machine:
+    """Runs plans in the time and memory that a test says, and notes them."""
+
+    def __init__(self, seconds: Callable[[MemoryPlan], float], more_bytes: int = 0) -> None:
+        self._seconds, self._more_bytes = seconds, more_bytes
+        self.ran: list[MemoryPlan] = []
+
+    def __call__(self, plan: MemoryPlan) -> TriedStep:
+        self.ran.append(plan)
+        return TriedStep(self._seconds(plan), plan.peak_bytes + self._more_bytes)
+
+
+def test_the_plan_is_the_predicted_one_where_it_is_the_quickest() -> None:
+    predicted = make_memory_plan(PROFILE, BUDGET)
+    chosen = measured_plan(PROFILE, BUDGET, Machine(lambda plan: 1.0 if plan.unit_modes == predicted.unit_modes else 9))
+    assert (chosen.unit_modes, chosen.seconds) == (predicted.unit_modes, 1.0)
+
+
+def test_a_single_technique_is_taken_where_it_is_quicker_than_predicted() -> None:
+    first, *others = candidate_plans(make_memory_plan(PROFILE, BUDGET))
+    for quick in (first, *others):
+        machine = Machine(lambda plan, quick=quick: 1.0 if plan.unit_modes == quick.unit_modes else 9.0)  # type: ignore[misc]
+        assert measured_plan(PROFILE, BUDGET, machine).unit_modes == quick.unit_modes
+        assert len(machine.ran) == 1 + 1 + len(others)
+
+
+def test_plans_that_are_close_have_another_trial_which_decides() -> None:
+    predicted = make_memory_plan(PROFILE, BUDGET)
+    (other, *_) = candidate_plans(predicted)
+    seconds = {predicted.unit_modes: [1.0, 2.0], other.unit_modes: [1.1, 0.9]}
+    machine = Machine(lambda plan: seconds[plan.unit_modes].pop(0) if plan.unit_modes in seconds else 9.0)
+    chosen = measured_plan(PROFILE, BUDGET, machine)
+    assert chosen.unit_modes == other.unit_modes
+    assert chosen.seconds == 0.9
+
+
+def test_a_plan_that_takes_more_than_the_budget_is_made_tighter_until_one_keeps_to_it() -> None:
+    predicted = make_memory_plan(PROFILE, BUDGET)
+    more = BUDGET - predicted.peak_bytes + 5 * MB
+    machine = Machine(lambda plan: plan.seconds, more)
+    chosen = measured_plan(PROFILE, BUDGET, machine)
+    assert predicted.peak_bytes + more > BUDGET
+    assert chosen.peak_bytes <= BUDGET * (1 - VARIATION)
+    assert chosen.budget_bytes < predicted.budget_bytes
+
+
+def test_where_no_plan_keeps_to_the_budget_it_is_the_one_of_least_memory() -> None:
+    machine = Machine(lambda plan: plan.seconds, 10 * BUDGET)
+    chosen = measured_plan(PROFILE, BUDGET, machine)
+    assert chosen.peak_bytes == min(plan.peak_bytes for plan in machine.ran) + 10 * BUDGET
+    with pytest.raises(InfeasibleError):
+        measured_plan(PROFILE, MB, machine)
+
+
+def test_what_fits_in_core_has_no_trial_of_others() -> None:
+    machine = Machine(lambda _plan: 1.0)
+    assert set(measured_plan(PROFILE, 10 * BUDGET, machine).unit_modes) == {"K"}
+    assert len(machine.ran) == 1
+
+
+def test_a_single_technique_that_cannot_run_here_is_left_out() -> None:
+    predicted = make_memory_plan(PROFILE, BUDGET)
+
+    def seconds(plan: MemoryPlan) -> float:
+        if plan.unit_modes != predicted.unit_modes:
+            raise ScratchError("the disk is full")
+        return 1.0
+
+    machine = Machine(seconds)
+    assert measured_plan(PROFILE, BUDGET, machine).unit_modes == predicted.unit_modes
+    assert len(machine.ran) == 1 + len(candidate_plans(predicted)) > 1
