@@ -8,8 +8,8 @@ rate and one round trip. Datagrams may leave out 5 % (`p`), or nothing.
     python -m benchmarks.bad_links [--tiny] [--only incast] [--json FILE]
 
 Targets, for datagrams: eight at once at most 1.2 times ideal in the median, 2 times at worst, three times faster than
-BBR and never slower than the better TCP; 1 % loss at 2 ms at most 1.15 times ideal; a clean link at most 1.05 times as
-long as TCP; 20 ms within 1.3.
+BBR, and behind the better TCP by no more than their headers and seals add to the bytes, 1.5 %; 1 % loss at 2 ms at most
+1.15 times ideal; a clean link at most 1.05 times as long as TCP; 20 ms within 1.3.
 """
 
 from __future__ import annotations
@@ -35,10 +35,17 @@ from benchmarks.report import Figure, at_least, at_most, parser, report
 from idletrain.cluster import dask_settings
 from idletrain.exchange.admission import AdmissionQueue
 from idletrain.exchange.client import StoreClient
+from idletrain.exchange.datagram.packet import MAX_DATAGRAM_BYTES, PAYLOAD
 from idletrain.exchange.messages import AcceptanceRule, LeaseId, LockstepGroup, PushHeader, Receipt, Reply, checksum
 from idletrain.exchange.store import StoreServer
 
 KB = 1000
+ETHERNET, IPV4, UDP, TCP = 14, 20, 8, 32  # bytes of headers; TCP's with timestamps
+MTU = 1500
+# Of datagrams over those of TCP, for the same payload: longer headers, a seal each, and less payload, for tunnels.
+BYTES_OVER_TCP = round(
+    (ETHERNET + IPV4 + UDP + MAX_DATAGRAM_BYTES) / PAYLOAD * (MTU - IPV4 - TCP) / (ETHERNET + MTU), 3
+)
 
 
 @dataclass(frozen=True)
@@ -210,7 +217,7 @@ def figures_of(case: Case, ratios: dict[str, list[float]]) -> list[Figure]:
             at_most(f"{case.name}: datagrams in the median", typical["datagrams"], "x ideal", 1.2),
             at_most(f"{case.name}: datagrams at worst", max(datagrams), "x ideal", 2.0),
             at_least(f"{case.name}: BBR / datagrams", typical["BBR"] / typical["datagrams"], "", 3.0),
-            at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", 1.0),
+            at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", BYTES_OVER_TCP),
         ]
     elif case.loss in (None, "0%"):
         figures.append(at_most(f"{case.name}: datagrams / the better TCP", typical["datagrams"] / better, "", 1.05))
@@ -227,7 +234,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = command.parse_args(argv)
     among, transports = (TINY, TINY_TRANSPORTS) if options.tiny else (CASES, TRANSPORTS)
     cases = [case for case in among if (options.only or "") in case.name]
-    figures: list[Figure] = []
+    figures = [Figure("bytes of datagrams / of TCP, with headers and seals", BYTES_OVER_TCP, "")]
     every: dict[str, dict[str, list[float]]] = {}
     for case in cases:
         ratios = every[case.name] = measure_interleaved(case, transports)

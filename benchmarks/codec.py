@@ -43,10 +43,11 @@ def measure(values: int) -> dict[str, dict[str, Any]]:
         for (direction, kind), result in zip(CODES, results.values(), strict=True):
             codec = Codec(kind, ((0, values),), values, ranked=direction == "push")
             base, chance = (initial, 1) if direction == "push" else (None, None)
+            onto = initial.clone() if direction == "push" else None  # the head gathers it from its network
             started = time.thread_time()
             content = codec.encode(trained, base, chance)
             encoded = time.thread_time()
-            back = codec.decode(content, base)
+            back = codec.decode(content, onto)
             result["decode"].append(time.thread_time() - encoded)
             result["encode"].append(encoded - started)
             sent = trained if base is None else trained - base

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -34,7 +35,9 @@ from idletrain.exchange.messages import (
 logger = logging.getLogger(__name__)
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
-PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s
+PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s; a part is a multiple of it
+PART_SECONDS = 0.02  # that a part travels over a faster link: beside training, an answer may take 10 ms
+MAX_PART_BYTES = 16 * PART_BYTES
 DATAGRAM_BYTES = 1 << 13  # a smaller payload travels in the call itself
 PARTS_AT_ONCE = 2  # so that the link is not idle while the store answers
 STORE_CONNECT_SECONDS = 5.0  # workers of a dead head must not wait Dask's 30 s a try: the next head needs them
@@ -53,6 +56,8 @@ class StoreClient:
         self._rpc = rpc(address, timeout=STORE_CONNECT_SECONDS, connection_args=connection_args)
         self._worker = worker or uuid.uuid4().hex
         self._session: DatagramSession | None = None
+        self._push_rate = 0.0  # bytes a second of the last push in parts
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def program(self) -> bytes:
         """Return the pickled program of the run.
@@ -85,8 +90,10 @@ class StoreClient:
             answer = await self._rpc.pull(
                 lease=as_message(lease), start=start, stop=stop, at=at, transfer_id=transfer_id
             )
-            if answer.get("admitted"):
-                await self._rpc.release_pull(holder=holder_of(lease), size=answer["flat"].nbytes)
+        if answer.get("admitted"):
+            release = asyncio.create_task(self._release_pull(holder_of(lease), answer["flat"].nbytes))
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
         if session is None or transfer_id is None:
@@ -98,6 +105,11 @@ class StoreClient:
             return await self.pull(lease, start, stop, at=at)
         dtype = torch.uint8 if answer["coded"] else torch.float32
         return answer["step"], torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+
+    async def _release_pull(self, holder: str, size: int) -> None:
+        """Free a pull's slot while its values are used; one that is not freed is lost after a while (`pull` there)."""
+        with contextlib.suppress(OSError):
+            await self._rpc.release_pull(holder=holder, size=size)
 
     @property
     def transport(self) -> str:
@@ -211,18 +223,20 @@ class StoreClient:
     async def _push_parts(self, header: PushHeader, content: Tensor) -> Reply:
         """Send parts in order, `PARTS_AT_ONCE` at a time; return the first refusal, else ACCEPTED."""
         header = replace(header, position="")  # which goes once, with the push
-        sending: set[asyncio.Task[Reply]] = set()
-        starts = [*range(0, len(content), PART_BYTES)]
+        sending: dict[asyncio.Task[Reply], int] = {}  # and the bytes of each
+        start, stop, arrived, started = 0, len(content), 0, time.perf_counter()
         try:
-            while starts or sending:
-                while starts and len(sending) < PARTS_AT_ONCE:
-                    start = starts.pop(0)
-                    part = content[start : start + PART_BYTES]
-                    sending.add(asyncio.create_task(self.part(header, start, part)))
-                done, sending = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
+            while start < stop or sending:
+                while start < stop and len(sending) < PARTS_AT_ONCE:
+                    part = content[start : start + self._part_bytes]
+                    sending[asyncio.create_task(self.part(header, start, part))] = len(part)
+                    start += len(part)
+                done, _ = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
+                arrived += sum(sending.pop(task) for task in done)
+                self._push_rate = arrived / (time.perf_counter() - started)
                 replies = {task.result() for task in done}
                 if Reply.ENOUGH in replies:  # parts in flight may still arrive: the store counts them
-                    starts.clear()
+                    stop = start
                     replies.discard(Reply.ENOUGH)
                 if refusals := replies - {Reply.ACCEPTED}:
                     return refusals.pop()
@@ -230,6 +244,11 @@ class StoreClient:
             for task in sending:
                 task.cancel()
         return Reply.ACCEPTED
+
+    @property
+    def _part_bytes(self) -> int:
+        whole = int(PART_SECONDS * self._push_rate) // PART_BYTES * PART_BYTES
+        return min(MAX_PART_BYTES, max(PART_BYTES, whole))
 
     async def _send_with_retries(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         for last in (False,) * (RESENDS - 1) + (True,):
@@ -289,6 +308,7 @@ class StoreClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        await asyncio.gather(*self._releases)
         if self._session:
             await self._session.close()
         await self._rpc.close_rpc()

@@ -99,12 +99,12 @@ class Codec:
             heads_C[:] = self._quantise(flat, base, chance, rows_RB)
         return torch.from_numpy(content)
 
-    def decode(self, content: Tensor, base: Tensor | None = None, received: ReceivedMask | None = None) -> Tensor:
+    def decode(self, content: Tensor, onto: Tensor | None = None, received: ReceivedMask | None = None) -> Tensor:
         """Decode bytes to a buffer `[N]`.
 
         Args:
             content: Uint8, on the CPU.
-            base: `[N]`, the base that was given to `encode`.
+            onto: `[N]`, the base that was given to `encode`: it is overwritten and returned; None for a new buffer.
             received: Which rows arrived `[R]`; all if None. A chunk without rows counts as unchanged.
 
         Raises:
@@ -112,14 +112,14 @@ class Codec:
         """
         if len(content) != self.nbytes:
             raise ValueError(f"{len(content)} bytes, where {self.size} values take {self.nbytes}")
-        flat = torch.from_numpy(np.empty(self.size, np.float32))
+        flat = torch.from_numpy(np.empty(self.size, np.float32)) if onto is None else onto
         exact, heads_C, halves, rows_RB = self._split(content.numpy())
         for (start, stop), at in self._exact_spans():
             flat[start:stop] = torch.from_numpy(exact[at : at + stop - start])
         if self.kind == "bf16":
-            self._double(flat, base, halves)
+            self._double(flat, halves, adds=onto is not None)
         elif self.chunks:
-            self._restore(flat, base, heads_C, rows_RB, received)
+            self._restore(flat, heads_C, rows_RB, received, adds=onto is not None)
         return flat
 
     def gains(self, content: Tensor) -> NDArray[np.float64]:
@@ -177,13 +177,13 @@ class Codec:
             quantize_kernels.halve(flat[start:stop].numpy(), _values(base, start, stop), halves[at : at + count])
             at += count
 
-    def _double(self, flat: Tensor, base: Tensor | None, halves: NDArray[np.uint16]) -> None:
+    def _double(self, flat: Tensor, halves: NDArray[np.uint16], *, adds: bool) -> None:
         from idletrain.exchange import quantize_kernels
 
         at = 0
         for start, stop in self.spans:
             count = stop - start
-            quantize_kernels.double(halves[at : at + count], _values(base, start, stop), flat[start:stop].numpy())
+            quantize_kernels.double(halves[at : at + count], adds, flat[start:stop].numpy())
             at += count
 
     def _quantise(self, flat: Tensor, base: Tensor | None, chance: int | None, out_RB: Rows) -> NDArray[np.uint32]:
@@ -198,16 +198,17 @@ class Codec:
             quantize_kernels.quantize(*parts, at, fine, key, chance is not None, heads_C, rows_RB)
         if self.ranked:
             for layer, order in self._layers(self._order(heads_C)):
-                np.take(rows_RB, order, axis=0, out=out_RB[layer])
+                np.take(rows_RB, order, axis=0, out=out_RB[layer], mode="clip")  # else it would copy once more
         return heads_C
 
     def _restore(
         self,
         flat: Tensor,
-        base: Tensor | None,
         heads_C: NDArray[np.uint32],
         rows_RB: Rows,
         received: ReceivedMask | None,
+        *,
+        adds: bool,
     ) -> None:
         from idletrain.exchange import quantize_kernels
 
@@ -219,7 +220,7 @@ class Codec:
         fine = self.kind == "int8"
         for start, stop, at in self._chunk_ranges():
             out_CK = _chunked(flat, start, stop)
-            quantize_kernels.dequantize(rows_RB, places_R, heads_C, at, fine, _chunked(base, start, stop), out_CK)
+            quantize_kernels.dequantize(rows_RB, places_R, heads_C, at, fine, adds, out_CK)
             if (stop - start) % VALUES_PER_CHUNK:
                 flat[start:stop] = torch.from_numpy(out_CK).view(-1)[: stop - start]
 
@@ -263,8 +264,7 @@ def warm() -> None:
     """Load or compile Numba's loops before they are needed."""
     for kind in CODECS:
         codec = Codec(kind, ((0, VALUES_PER_CHUNK),), VALUES_PER_CHUNK)
-        for base in (None, torch.zeros(VALUES_PER_CHUNK)):
-            codec.decode(codec.encode(torch.zeros(VALUES_PER_CHUNK), base), base)
+        codec.decode(codec.encode(torch.zeros(VALUES_PER_CHUNK)))
 
 
 def spans_of(sizes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
@@ -281,15 +281,17 @@ def spans_of(sizes: Iterable[tuple[int, bool]]) -> tuple[tuple[int, int], ...]:
 
 
 def _values(flat: Tensor | None, start: int, stop: int) -> NDArray[np.float32]:
-    """Return a part of a buffer; zeros if the buffer is None."""
-    return np.broadcast_to(np.float32(0), stop - start) if flat is None else flat[start:stop].numpy()
+    """Return a part of a buffer; no values, which count as zeros, if the buffer is None."""
+    return np.empty(0, np.float32) if flat is None else flat[start:stop].numpy()
 
 
 def _chunked(flat: Tensor | None, start: int, stop: int) -> NDArray[np.float32]:
-    """Return a part of a buffer as `[C, K]`: a view if it is whole chunks, else a copy padded with zeros."""
-    padding = (start - stop) % VALUES_PER_CHUNK
+    """Return a part of a buffer as `[C, K]`: a view if it is whole chunks, else a copy padded with zeros; one chunk of
+    zeros, which counts for all, if the buffer is None.
+    """
     if flat is None:
-        return np.broadcast_to(np.float32(0), ((stop - start + padding) // VALUES_PER_CHUNK, VALUES_PER_CHUNK))
+        return np.zeros((1, VALUES_PER_CHUNK), np.float32)
+    padding = (start - stop) % VALUES_PER_CHUNK
     values = flat[start:stop].numpy()
     return (np.pad(values, (0, padding)) if padding else values).reshape(-1, VALUES_PER_CHUNK)
 

@@ -31,19 +31,25 @@ class Parts:
         most_bytes: int,
         train_seconds: float = 0.0,
     ) -> bool:
-        """Hold a part from byte `start` on, replacing an earlier send; return False above `most_bytes`."""
+        """Hold a part from byte `start` on, in place of what an earlier send has there; return False above
+        `most_bytes`.
+        """
         payloads = self._payloads.setdefault(attempt, {})
         partial = payloads.setdefault(key, _PartialPayload())
-        size = partial.size + _size(frames) - _size(partial.parts.get(start, ()))
+        stop = start + _size(frames)
+        replaced = [at for at, part in partial.parts.items() if at == start or (at < stop and start < at + _size(part))]
+        size = partial.size + _size(frames) - sum(_size(partial.parts[at]) for at in replaced)
         if size > most_bytes:
             return False
+        for at in replaced:
+            del partial.parts[at]
         partial.parts[start], partial.size, partial.train_seconds = frames, size, train_seconds
         for oldest in sorted(payloads)[:-PAYLOADS_KEPT]:
             del payloads[oldest]
         return True
 
     def payload(self, attempt: int, key: PayloadKey) -> list[memoryview]:
-        """Return a payload's frames in order up to the first gap or overlap, and keep them: a push may be repeated."""
+        """Return a payload's frames in order up to the first gap, and keep them: a push may be repeated."""
         frames: list[memoryview] = []
         at = 0
         for start, part in sorted(self._partial(attempt, key).parts.items()):

@@ -15,6 +15,7 @@ VALUES_PER_ROW = (
     256  # values with one scale: 0.016 bytes a value for it, and an outlier spoils the precision of no more than these
 )
 HALF_ROW = VALUES_PER_ROW // 2  # bytes of a row: a chunk's first half goes below its second
+BATCH = 64  # chunks whose rows are fetched together: 16 KB, which stay in the nearest cache
 MIN_SCALE = 1e-30  # a smaller scale has no finite inverse; its values count as zero
 Floats = NDArray[np.float32]
 Uint32s = NDArray[np.uint32]
@@ -23,37 +24,27 @@ _compiled = numba.njit(cache=True, nogil=True)
 _summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})
 
 
-@_compiled
-def _subtract(values_K: Floats, base_K: Floats, out_K: Floats) -> None:
+@_summing
+def _change(values_K: Floats, base_K: Floats, x_K: Floats, bits_K: Uint32s) -> tuple[np.uint32, np.float32]:
+    """Write the change to `x_K`; return the bits of its largest magnitude, and the sum of its squares.
+
+    `bits_K` is a view of `x_K`: as integers, NaN and infinity are above all other magnitudes.
+    """
+    most, squares = np.uint32(0), np.float32(0)
     for k in range(VALUES_PER_ROW):
-        out_K[k] = values_K[k] - base_K[k]
-
-
-@_compiled
-def _max_magnitude(bits_K: Uint32s) -> np.uint32:
-    """Return the bits of the largest magnitude, as an integer: NaN and infinity are above all others."""
-    most = np.uint32(0)
+        x = values_K[k] - base_K[k]
+        x_K[k] = x
+        squares += x * x
     for k in range(VALUES_PER_ROW):
         magnitude = np.uint32(bits_K[k] & np.uint32(0x7FFFFFFF))
         most = max(most, magnitude)
-    return most
-
-
-@_summing
-def _norm(x_K: Floats) -> np.float32:
-    """Return the Euclidean norm."""
-    total = np.float32(0)
-    for k in range(VALUES_PER_ROW):
-        total += x_K[k] * x_K[k]
-    norm: np.float32 = np.sqrt(total)
-    return norm
+    return most, squares
 
 
 @_compiled
-def _head(x_K: Floats, levels: float, one: Floats) -> tuple[np.uint32, np.float32]:
+def _head(most: np.uint32, squares: np.float32, levels: float, one: Floats) -> tuple[np.uint32, np.float32]:
     """Return a chunk's scale (upper half) and norm as bfloat16, and the scale's inverse, 0 if values count as zero."""
     bits = one.view(np.uint32)
-    most = _max_magnitude(x_K.view(np.uint32))
     if most >= np.uint32(0x7F800000):
         return np.uint32(0x7FC00000), np.float32(0)
     bits[0] = most
@@ -66,7 +57,7 @@ def _head(x_K: Floats, levels: float, one: Floats) -> tuple[np.uint32, np.float3
         return scale_bits, np.float32(0)
     if scale < MIN_SCALE:
         return np.uint32(0), np.float32(0)
-    one[0] = _norm(x_K)
+    one[0] = np.sqrt(squares)
     return np.uint32(scale_bits | bits[0] >> np.uint32(16)), np.float32(1) / scale
 
 
@@ -82,25 +73,24 @@ def _chances(key: np.uint32, c: int, out: Uint32s) -> None:
 
 
 @_compiled
-def _round(x_K: Floats, inverse: np.float32, chance_K: Bytes, zero: int, out_K: Bytes) -> None:
-    above = np.float32(zero) + np.float32(0.5 / 256)
-    for k in range(VALUES_PER_ROW):
-        chance = np.float32(chance_K[k]) * np.float32(1 / 256) + above
-        out_K[k] = np.uint8(np.int32(x_K[k] * inverse + chance))
+def _round_and_pack(x_K: Floats, inverse: np.float32, chance_K: Bytes, row_B: Bytes) -> None:
+    above = np.float32(8) + np.float32(0.5 / 256)
+    for b in range(HALF_ROW):
+        h = b + HALF_ROW
+        low = np.int32(x_K[b] * inverse + (np.float32(chance_K[b]) * np.float32(1 / 256) + above))
+        high = np.int32(x_K[h] * inverse + (np.float32(chance_K[h]) * np.float32(1 / 256) + above))
+        row_B[b] = np.uint8(low | np.int32(high << np.int32(4)))
 
 
 @_compiled
-def _pack(codes_K: Bytes, row_B: Bytes) -> None:
+def _round_and_pack_layers(x_K: Floats, inverse: np.float32, chance_K: Bytes, base_B: Bytes, fine_B: Bytes) -> None:
+    above = np.float32(136) + np.float32(0.5 / 256)
     for b in range(HALF_ROW):
-        row_B[b] = np.uint8(codes_K[b] | np.uint8(codes_K[b + HALF_ROW] << np.uint8(4)))
-
-
-@_compiled
-def _pack_layers(codes_K: Bytes, base_B: Bytes, fine_B: Bytes) -> None:
-    for b in range(HALF_ROW):
-        low, high = codes_K[b], codes_K[b + HALF_ROW]
-        base_B[b] = np.uint8(np.uint8(low >> np.uint8(4)) | np.uint8(high & np.uint8(240)))
-        fine_B[b] = np.uint8(np.uint8(low & np.uint8(15)) | np.uint8(high << np.uint8(4)))
+        h = b + HALF_ROW
+        low = np.int32(x_K[b] * inverse + (np.float32(chance_K[b]) * np.float32(1 / 256) + above))
+        high = np.int32(x_K[h] * inverse + (np.float32(chance_K[h]) * np.float32(1 / 256) + above))
+        base_B[b] = np.uint8(np.int32(low >> np.int32(4)) | np.int32(high & np.int32(240)))
+        fine_B[b] = np.uint8(np.int32(low & np.int32(15)) | np.int32(high << np.int32(4)))
 
 
 @_compiled
@@ -118,7 +108,7 @@ def quantize(
 
     Args:
         values_CK: New values.
-        base_CK: Old values.
+        base_CK: Old values; or one chunk `[1, K]`, which counts for all.
         first: Number of the first of these chunks.
         fine: True for eight bits a value, a base layer of four and a refinement of four; False for four.
         key: Of the random rounding.
@@ -126,25 +116,22 @@ def quantize(
         heads: Output: a scale and a norm each, `[all chunks]`.
         rows: Output: the base layer of each chunk, then the refinement of each, `[R, B]`.
     """
-    x_K, codes_K, one = (
-        np.empty(VALUES_PER_ROW, np.float32),
-        np.empty(VALUES_PER_ROW, np.uint8),
-        np.empty(1, np.float32),
-    )
+    x_K, one = np.empty(VALUES_PER_ROW, np.float32), np.empty(1, np.float32)
+    bits_K = x_K.view(np.uint32)
     chance_K = np.full(VALUES_PER_ROW, 127, np.uint8)  # to the nearest
-    levels, zero = (119, 136) if fine else (7, 8)
+    chance_W = chance_K.view(np.uint32)
+    levels = 119 if fine else 7
     for c in range(len(values_CK)):
-        _subtract(values_CK[c], base_CK[c], x_K)
-        heads[first + c], inverse = _head(x_K, levels, one)
+        most, squares = _change(values_CK[c], base_CK[min(c, len(base_CK) - 1)], x_K, bits_K)
+        heads[first + c], inverse = _head(most, squares, levels, one)
         if inverse == 0:
             x_K[:] = 0
         if by_chance:
-            _chances(key, first + c, chance_K.view(np.uint32))
-        _round(x_K, inverse, chance_K, zero, codes_K)
+            _chances(key, first + c, chance_W)
         if fine:
-            _pack_layers(codes_K, rows[first + c], rows[len(heads) + first + c])
+            _round_and_pack_layers(x_K, inverse, chance_K, rows[first + c], rows[len(heads) + first + c])
         else:
-            _pack(codes_K, rows[first + c])
+            _round_and_pack(x_K, inverse, chance_K, rows[first + c])
 
 
 @_compiled
@@ -170,50 +157,73 @@ def _unpack_layers(base_B: Bytes, fine_B: Bytes, codes_K: Bytes) -> None:
 
 
 @_compiled
-def _add(codes_K: Bytes, scale: np.float32, zero: int, base_K: Floats, out_K: Floats) -> None:
+def _add(codes_K: Bytes, scale: np.float32, zero: int, out_K: Floats) -> None:
     for k in range(VALUES_PER_ROW):
-        out_K[k] = base_K[k] + scale * np.float32(np.int32(codes_K[k]) - np.int32(zero))
+        out_K[k] += scale * np.float32(np.int32(codes_K[k]) - np.int32(zero))
+
+
+@_compiled
+def _gather(rows: Bytes, places: NDArray[np.int64], out_JB: Bytes) -> None:
+    """Copy the rows at `places` to the first rows of `out_JB`; any row where a place is -1."""
+    for j in range(len(places)):
+        place = max(places[j], 0)
+        for b in range(HALF_ROW):
+            out_JB[j, b] = rows[place, b]
 
 
 @_compiled
 def dequantize(
-    rows: Bytes, places_R: NDArray[np.int64], heads: Uint32s, first: int, fine: bool, base_CK: Floats, out_CK: Floats
+    rows: Bytes, places_R: NDArray[np.int64], heads: Uint32s, first: int, fine: bool, adds: bool, out_CK: Floats
 ) -> None:
     """Undo `quantize`, for chunks from number `first` on.
 
     Args:
+        rows: Rows in the order of sending `[R, B]`.
         places_R: The row that holds each chunk's base layer, then its refinement; -1 if it is missing, which counts
             as no change.
+        heads: A scale and a norm each, `[all chunks]`.
+        first: Number of the first of these chunks.
+        fine: As given to `quantize`.
+        adds: Whether to add the change to the values in `out_CK`; else to zero.
+        out_CK: Output.
     """
     codes_K, one = np.empty(VALUES_PER_ROW, np.uint8), np.empty(1, np.float32)
     bits = one.view(np.uint32)
+    bases_JB, fines_JB = np.empty((BATCH, HALF_ROW), np.uint8), np.empty((BATCH, HALF_ROW), np.uint8)
     zero = 136 if fine else 8
-    for c in range(len(out_CK)):
-        bits[0] = heads[first + c] & np.uint32(0xFFFF0000)
-        base = places_R[first + c]
-        refinement = places_R[len(heads) + first + c] if fine else -1
-        if base < 0:
-            codes_K[:] = zero
-        elif not fine:
-            _unpack(rows[base], codes_K)
-        elif refinement < 0:
-            _unpack_base(rows[base], codes_K)
-        else:
-            _unpack_layers(rows[base], rows[refinement], codes_K)
-        _add(codes_K, one[0], zero, base_CK[c], out_CK[c])
+    for start in range(0, len(out_CK), BATCH):
+        # Rows lie anywhere in memory: loads that nothing else depends on wait for it together, not one by one.
+        count = min(BATCH, len(out_CK) - start)
+        base_J = places_R[first + start : first + start + count]
+        _gather(rows, base_J, bases_JB)
+        if fine:
+            fine_J = places_R[len(heads) + first + start : len(heads) + first + start + count]
+            _gather(rows, fine_J, fines_JB)
+        for j in range(count):
+            c = start + j
+            if base_J[j] < 0:
+                codes_K[:] = zero
+            elif not fine:
+                _unpack(bases_JB[j], codes_K)
+            elif fine_J[j] < 0:
+                _unpack_base(bases_JB[j], codes_K)
+            else:
+                _unpack_layers(bases_JB[j], fines_JB[j], codes_K)
+            if not adds:
+                out_CK[c] = 0
+            bits[0] = heads[first + c] & np.uint32(0xFFFF0000)
+            _add(codes_K, one[0], zero, out_CK[c])
 
 
 @_compiled
 def halve(values_N: Floats, base_N: Floats, out_N: NDArray[np.uint16]) -> None:
-    """Write the change as bfloat16, rounded to nearest even; NaN stays NaN."""
-    one_K = np.empty(VALUES_PER_ROW, np.float32)
+    """Write the change as bfloat16, rounded to nearest even; NaN stays NaN. No values in `base_N` count as zeros."""
+    one_K, zeros_K = np.empty(VALUES_PER_ROW, np.float32), np.zeros(VALUES_PER_ROW, np.float32)
     bits_K = one_K.view(np.uint32)
     for start in range(0, len(values_N), VALUES_PER_ROW):
-        values, base, out = (
-            values_N[start : start + VALUES_PER_ROW],
-            base_N[start : start + VALUES_PER_ROW],
-            out_N[start : start + VALUES_PER_ROW],
-        )
+        values = values_N[start : start + VALUES_PER_ROW]
+        base = base_N[start : start + VALUES_PER_ROW] if len(base_N) else zeros_K
+        out = out_N[start : start + VALUES_PER_ROW]
         for k in range(len(values)):
             one_K[k] = values[k] - base[k]
         for k in range(len(values)):
@@ -224,17 +234,15 @@ def halve(values_N: Floats, base_N: Floats, out_N: NDArray[np.uint16]) -> None:
 
 
 @_compiled
-def double(halves_N: NDArray[np.uint16], base_N: Floats, out_N: Floats) -> None:
-    """Undo `halve`: write base plus the bfloat16 change."""
+def double(halves_N: NDArray[np.uint16], adds: bool, out_N: Floats) -> None:
+    """Undo `halve`: add the bfloat16 change to the values in `out_N` if `adds`, else to zero."""
     one_K = np.empty(VALUES_PER_ROW, np.float32)
     bits_K = one_K.view(np.uint32)
     for start in range(0, len(halves_N), VALUES_PER_ROW):
-        halves, base, out = (
-            halves_N[start : start + VALUES_PER_ROW],
-            base_N[start : start + VALUES_PER_ROW],
-            out_N[start : start + VALUES_PER_ROW],
-        )
+        halves, out = halves_N[start : start + VALUES_PER_ROW], out_N[start : start + VALUES_PER_ROW]
         for k in range(len(halves)):
             bits_K[k] = np.uint32(np.uint32(halves[k]) << np.uint32(16))
+        if not adds:
+            out[:] = 0
         for k in range(len(halves)):
-            out[k] = base[k] + one_K[k]
+            out[k] += one_K[k]

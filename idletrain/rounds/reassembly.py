@@ -30,7 +30,7 @@ from idletrain.worker import encoding
 
 @dataclass(frozen=True)
 class Baseline:
-    """A subnet, and a function that returns the values that it began with, as a flat buffer."""
+    """A subnet, and a function that returns a copy of the values that it began with, as a flat buffer."""
 
     subnet: Subnet
     began: Callable[[], Tensor]

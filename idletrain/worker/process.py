@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from distributed import Worker
 from distributed.security import Security
 
-from idletrain.cluster import contact, dask_settings
+from idletrain.cluster import contact, dask_settings, prompt_thread
 from idletrain.errors import JobError, RefusedError, RunError
 from idletrain.worker.lease_spec import version
 from idletrain.worker.node import LEASES, WorkerNode
@@ -43,6 +43,7 @@ async def serve(scheduler: str, memory_bytes: int | None, name: str | None, secu
         JobError: the scheduler requires certificates and none were given.
     """
     dask_settings.apply()
+    prompt_thread.wake_soon()
     if not contact.is_address(scheduler):
         raise JobError(f"scheduler {contact.shown(repr(scheduler))}: should be tcp://HOST:PORT or tls://HOST:PORT")
     await _check_version(scheduler, security)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idletrain.exchange.codec import ROW_BYTES, VALUES_PER_CHUNK, Codec, spans_of
+from idletrain.exchange.quantize_kernels import BATCH
 
 KINDS = ("bf16", "int8", "int4")
 LEVELS = {"bf16": 128, "int8": 119, "int4": 7}
@@ -45,7 +46,9 @@ def test_coded_values_are_near_and_others_are_the_same(
     content = codec.encode(flat, base, seed)
     assert content.dtype == torch.uint8
     assert len(content) == codec.nbytes
-    back = codec.decode(content, base)
+    onto = None if base is None else base.clone()
+    back = codec.decode(content, onto)
+    assert onto is None or back is onto
     coded = torch.zeros(size, dtype=torch.bool)
     for start, stop in spans:
         coded[start:stop] = True
@@ -139,7 +142,8 @@ def test_missing_rows_count_as_no_change_and_the_others_decode_as_usual(
     spoilt = content.clone()
     spoilt[codec.first_row :].view(-1, ROW_BYTES)[torch.from_numpy(~received)] = 77  # what lies there does not count
     whole, part = (
-        codec.decode(c, base, g).view(chunks, VALUES_PER_CHUNK) for c, g in ((content, None), (spoilt, received))
+        codec.decode(c, base.clone(), rows).view(chunks, VALUES_PER_CHUNK)
+        for c, rows in ((content, None), (spoilt, received))
     )
     unchanged = (part == base.view(chunks, VALUES_PER_CHUNK)).all(1)
     same = (part == whole).all(1)
@@ -149,6 +153,16 @@ def test_missing_rows_count_as_no_change_and_the_others_decode_as_usual(
     assert same.sum() >= full
     off = (part - whole)[~unchanged]
     assert off.abs().max() <= SCALE * flat.abs().max() / 7 if len(off) else True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunks", [1, BATCH, 2 * BATCH + 1])
+def test_a_change_decodes_alike_onto_values_and_alone(kind: str, chunks: int) -> None:
+    """Rows are fetched in batches, whatever their order."""
+    codec = Codec(kind, ((0, chunks * VALUES_PER_CHUNK),), chunks * VALUES_PER_CHUNK)
+    base = normal(codec.size, 1)
+    content = codec.encode(base + uneven(chunks), base, 2)
+    assert torch.equal(codec.decode(content, base.clone()), base + codec.decode(content))
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -30,15 +30,24 @@ def test_a_part_that_is_sent_again_replaces_the_first_send() -> None:
     assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
 
 
-def test_a_payload_ends_at_a_gap_or_an_overlap() -> None:
+def test_a_payload_ends_at_a_gap() -> None:
     parts = Parts()
     parts.hold(1, (9, True), 12, part("d"), MOST)
     assert parts.payload(1, (9, True)) == []
     parts.hold(1, (9, True), 0, part("ab"), MOST)
     assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
-    parts.hold(2, (9, True), 0, part("abc"), MOST)
-    parts.hold(2, (9, True), 8, part("c"), MOST)
-    assert joined(parts.payload(2, (9, True))) == b"aaaabbbbcccc"
+
+
+def test_a_payload_that_is_sent_again_in_other_parts_replaces_the_first_send_in_any_order() -> None:
+    parts = Parts()
+    for start, values in ((0, "ab"), (8, "cd"), (16, "ef")):
+        assert parts.hold(1, (9, True), start, part(values), 24)
+    assert parts.hold(1, (9, True), 12, part("DEF"), 24)
+    assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
+    assert parts.hold(1, (9, True), 0, part("ABC"), 24)
+    assert joined(parts.payload(1, (9, True))) == b"AAAABBBBCCCCDDDDEEEEFFFF"
+    assert parts.hold(1, (9, True), 4, part("b"), 24)
+    assert parts.payload(1, (9, True)) == []
 
 
 def test_train_seconds_are_those_of_the_last_part() -> None:

@@ -41,8 +41,8 @@ def test_an_update_without_some_rows_and_its_late_rows_make_the_whole(small_prog
     assert incomplete
     change = late_rows.change(incomplete, memoryview(late.numpy()).cast("B"))
     assert change is not None
-    in_time = codec.decode(content, flat)[: subnet.parameters]
-    accepted = codec.decode(arrived, flat, received)[: subnet.parameters]
+    in_time = codec.decode(content, flat.clone())[: subnet.parameters]
+    accepted = codec.decode(arrived, flat.clone(), received)[: subnet.parameters]
     assert not torch.equal(accepted, in_time)
     assert torch.allclose(accepted + change, in_time, atol=1e-6)
     assert late_rows.pop(LEASE) is None  # once

@@ -59,7 +59,7 @@ def test_an_update_is_a_change_of_what_the_head_has(small_program: Callable[...,
     content = encoding.encode_update(program, subnet, initial.clone(), initial, LEASE)  # nothing was learnt
     codec = encoding.codec(program, subnet, "push")
     assert codec
-    assert torch.equal(codec.decode(content, flat), flat)
+    assert torch.equal(codec.decode(content, flat.clone()), flat)
 
 
 def test_an_update_has_the_same_bits_whichever_attempt_sends_it(small_program: Callable[..., Prepared]) -> None:
