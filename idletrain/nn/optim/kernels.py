@@ -98,6 +98,27 @@ def winner_codes(x_BH: Floats, coordinates_CI: Ids, out_LB: NDArray[Any]) -> Non
 
 
 @_compiled
+def largest_in_columns(scores_LB: Floats, out_B: NDArray[np.int32]) -> None:
+    """Write the row of each column's largest score, the first of equal ones."""
+    L, B = scores_LB.shape
+    largest_B = scores_LB[0].copy()
+    out_B[:] = 0
+    for first in range(1, L, 4):  # four rows at a time: fewer passes over `largest_B` and `out_B`
+        second, third, fourth = min(first + 1, L - 1), min(first + 2, L - 1), min(first + 3, L - 1)
+        for b in range(B):  # innermost and without a branch, so that it is vectorized
+            left, right = scores_LB[first, b], scores_LB[third, b]
+            left_row, right_row = np.int32(first), np.int32(third)
+            left_row = np.int32(second) if scores_LB[second, b] > left else left_row
+            left = max(left, scores_LB[second, b])
+            right_row = np.int32(fourth) if scores_LB[fourth, b] > right else right_row
+            right = max(right, scores_LB[fourth, b])
+            left_row = right_row if right > left else left_row
+            left = max(left, right)
+            out_B[b] = left_row if left > largest_B[b] else out_B[b]
+            largest_B[b] = max(largest_B[b], left)
+
+
+@_compiled
 def fill_buckets(
     codes_R: NDArray[Any], order_R: NDArray[np.int32], bucket: int, starts_S: NDArray[np.int32], ids: NDArray[np.int32]
 ) -> None:

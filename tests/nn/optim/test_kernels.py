@@ -79,6 +79,13 @@ def test_numbers_of_buckets_are_which_coordinates_are_largest() -> None:
     assert np.array_equal(numbers.T, winners[:, :, 0] * 8 + winners[:, :, 1])
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 90])
+def test_the_largest_in_a_column_is_the_first_of_equal_ones(rows: int) -> None:
+    scores, found = RANDOM.integers(0, 9, (rows, 50)).astype(np.float32), np.full(50, -1, np.int32)
+    kernels.largest_in_columns(scores, found)
+    assert np.array_equal(found, scores.argmax(0))
+
+
 @pytest.mark.parametrize("number", [np.uint16, np.uint32])
 def test_buckets_are_filled_with_the_first_rows_in_order(number: type) -> None:
     codes, order, bucket = RANDOM.integers(0, 8, 60).astype(number), RANDOM.permutation(60).astype(np.int32), 7

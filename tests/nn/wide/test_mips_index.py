@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from idletrain.errors import JobError
+from idletrain.nn.ist.randomness import generator
 from idletrain.nn.wide import mips_index as tables_module
 from idletrain.nn.wide.mips_index import FLAT, HashTables, InvertedFile, MipsIndex
 
@@ -128,22 +129,29 @@ def test_every_row_is_in_a_list_however_rows_repeat(seed: int, monkeypatch: pyte
     assert len(retrieved) == 70
 
 
-def test_groups_whose_heads_are_alike_get_a_list_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_without_a_row_in_the_sample_gets_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_module, "FLAT", 2)
-    nearest, calls = tables_module._nearest, []
+    monkeypatch.setattr(tables_module, "KMEANS_SAMPLE", 1)
+    nearest, rows = tables_module._nearest, torch.randn(70, 4, generator=torch.Generator().manual_seed(0))
+    own = []
 
-    def by_rounding(x: torch.Tensor, centres: torch.Tensor, among: torch.Tensor | None = None) -> torch.Tensor:
-        """As found when heads are made, and then all of the first."""
-        calls.append(len(x))
-        retrieved = nearest(x, centres, among)
-        return retrieved if len(calls) != 5 else torch.zeros_like(retrieved)
+    def one_apart(x: torch.Tensor, centres: torch.Tensor, among: torch.Tensor | None = None) -> np.ndarray:
+        """As found, but all rows are in the first group, except for one outside the sample in the last."""
+        found = nearest(x, centres, among)
+        if x is rows and among is None:
+            found[:] = 0
+            found[generator(0, "lists").permutation(70)[-1]] = len(centres) - 1
+        elif among is not None:
+            own.append(len(among))
+        return found
 
-    monkeypatch.setattr(tables_module, "_nearest", by_rounding)
-    rows = torch.randn(70, 4, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(tables_module, "_nearest", one_apart)
     tables = InvertedFile(17, 1)
     tables.build(rows, 0)
-    assert calls[4] == 70, "the sample's groups"
+    assert own == [69, 1]
+    assert len(tables._heads_GH) == 2, "groups without rows are dropped"
     assert sorted(tables._members.tolist()) == list(range(70))
+    assert (np.diff(tables._starts)[:-1] > 0).all(), "lists without rows are dropped, too"
 
 
 def test_lists_grow_with_the_rows_unless_told() -> None:
