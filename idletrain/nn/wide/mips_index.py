@@ -23,6 +23,8 @@ BLOCK_BYTES = (
     1 << 18
 )  # scratch memory of one block of rows while it is hashed or assigned to lists: fits a core's cache
 LEAST_BLOCK = 256  # rows of a block, however many centres: a product of fewer is slower
+FULL = 0.99  # share of the buckets' places after which no more rows are hashed: the last few take most of the time
+FILL_ROWS = 1 << 15  # hashed between two looks at that share
 CODES_BYTES = 1 << 24  # bucket numbers held in memory at a time
 BIN = 8  # coordinates that one DWTA code compares, as in SLIDE's released configuration
 MOST_LISTS = (1 << 16) - 1
@@ -50,8 +52,9 @@ class MipsIndex(Protocol):
 class HashTables:
     """L hash tables; K codes make a bucket number.
 
-    A bucket keeps the first `bucket` of its rows, in an order that every build draws again. A table takes 4 bytes for
-    each row that it keeps.
+    A bucket keeps the first `bucket` of its rows, in an order that every build draws again: a random sample, as SLIDE's
+    reservoirs keep, and rows after those that fill the buckets need not be hashed. A table takes 4 bytes for each row
+    that it keeps.
 
     Args:
         codes: SimHash (bits: signs of random projections) or DWTA (the largest of 8 coordinates, 3 bits).
@@ -90,8 +93,9 @@ class HashTables:
         self._starts = np.zeros((self._tables, (1 << self._bits) + 1), np.int32)
         block = max(1, CODES_BYTES // (self._code_type.itemsize * max(1, R)))
         for first in range(0, self._tables, block):
-            for table, codes in enumerate(self._hash(rows_RH, first, first + block), first):
-                kernels.fill_buckets(codes, order, self._bucket, self._starts[table], self._ids[table])
+            codes = self._hash_until_full(rows_RH, order, first, min(first + block, self._tables))
+            for table, codes_N in enumerate(codes, first):
+                kernels.fill_buckets(codes_N, order, self._starts[table], self._ids[table])
         self._counts = np.zeros(R, self._hits)
 
     def retrieve(self, query_BH: Tensor, rows_RH: Tensor, keep: int) -> NDArray[np.int64]:
@@ -101,6 +105,22 @@ class HashTables:
         out = np.empty(len(query_BH) * keep, np.int64)
         count = kernels.most_hits(codes_LB, self._starts, self._ids, keep, self._counts, out)
         return out[:count]
+
+    def _hash_until_full(self, rows_RH: Tensor, order: NDArray[np.int32], first: int, last: int) -> NDArray[Any]:
+        """Return bucket numbers `[L, N]` in some tables of the first N rows in `order`: all, or enough to fill them.
+
+        Counts in the tables' `starts` how many rows each bucket keeps.
+        """
+        codes = np.empty((last - first, len(order)), self._code_type)
+        capacity, kept = (last - first) * (self._bucket << self._bits), 0
+        for start in range(0, len(order), FILL_ROWS):
+            here = slice(start, start + FILL_ROWS)
+            codes[:, here] = self._hash(rows_RH, first, last, torch.from_numpy(order[here]))
+            for table, codes_N in enumerate(codes[:, here], first):
+                kept += kernels.count_in_buckets(codes_N, self._bucket, self._starts[table])
+            if kept >= FULL * capacity:
+                return codes[:, : here.stop]
+        return codes
 
     def _draw(self, random: np.random.Generator, hidden: int) -> None:
         """Draw the hash functions."""
@@ -113,18 +133,18 @@ class HashTables:
             permutations = np.concatenate([random.permutation(hidden) for _ in range(needed)])
             self._coordinates = permutations[: count * BIN].reshape(count, BIN)
 
-    def _hash(self, x_BH: Tensor, first: int, last: int) -> NDArray[Any]:
-        """Return bucket numbers in tables `first` to `last` (exclusive) `[L, B]`."""
-        last = min(last, self._tables)
-        codes = slice(first * self._k, last * self._k)
-        out = np.empty((last - first, len(x_BH)), self._code_type)
-        block = max(1, BLOCK_BYTES // (4 * (codes.stop - codes.start)))
-        for start in range(0, len(x_BH), block):
-            x, into = x_BH[start : start + block].float(), out[:, start : start + block]
+    def _hash(self, x_BH: Tensor, first: int, last: int, among: Tensor | None = None) -> NDArray[Any]:
+        """Return bucket numbers `[L, B]` in tables `first` to `last` (exclusive) of all vectors or those `among`."""
+        count, codes = len(x_BH) if among is None else len(among), slice(first * self._k, last * self._k)
+        out = np.empty((last - first, count), self._code_type)
+        block = max(LEAST_BLOCK, BLOCK_BYTES // (4 * (codes.stop - codes.start)))
+        for start in range(0, count, block):
+            here = slice(start, start + block)
+            x = (x_BH[here] if among is None else x_BH.index_select(0, among[here])).float()
             if self._codes == "simhash":
-                kernels.sign_codes((self._projection[codes] @ x.T).numpy(), into)
+                kernels.sign_codes((self._projection[codes] @ x.T).numpy(), out[:, here])
             else:
-                kernels.winner_codes(x.contiguous().numpy(), self._coordinates[codes], into)
+                kernels.winner_codes(x.contiguous().numpy(), self._coordinates[codes], out[:, here])
         return out
 
 

@@ -8,6 +8,7 @@ import torch
 
 from idletrain.errors import JobError
 from idletrain.nn.ist.randomness import generator
+from idletrain.nn.optim import kernels
 from idletrain.nn.wide import mips_index as tables_module
 from idletrain.nn.wide.mips_index import FLAT, HashTables, InvertedFile, MipsIndex
 
@@ -99,6 +100,21 @@ def test_tables_of_more_rows_than_their_buckets_hold_take_no_more_and_look_at_al
         assert tables._ids.nbytes == 4 * 10 * 8 * 8
         seen |= set(tables.retrieve(queries, rows, 50).tolist())
     assert len(seen) > 1500, "each build draws an order of its own"
+
+
+def test_rows_after_those_that_fill_the_buckets_are_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_module, "FILL_ROWS", 100)
+    rows, _ = rows_and_queries()
+    tables = HashTables("simhash", 3, 10, 8)
+    signs, hashed = kernels.sign_codes, []
+    monkeypatch.setattr(kernels, "sign_codes", lambda x, out: (hashed.append(x.shape[1]), signs(x, out)))
+    tables.build(rows, 0)
+    assert 100 <= sum(hashed) < 2000
+    kept = tables._starts[:, -1]
+    assert kept.sum() >= 0.99 * 10 * 8 * 8
+    found = set(tables._ids[0, : kept[0]].tolist())
+    tables.build(rows, 0)
+    assert found == set(tables._ids[0, : kept[0]].tolist()), "a seed gives the same rows"
 
 
 def test_more_lists_than_a_row_is_compared_with_are_found_by_groups() -> None:
