@@ -183,14 +183,13 @@ class InvertedFile:
         R = len(rows_RH)
         lists, groups = self._sizes(R)
         sample = torch.from_numpy(generator(seed, "lists").permutation(R)[: lists * KMEANS_SAMPLE])
-        sample_SH = rows_RH.index_select(0, sample).float()
-        heads_GH = _kmeans(sample_SH[: groups * HEADS_SAMPLE], groups)
+        heads_GH = _kmeans(rows_RH.index_select(0, sample[: groups * HEADS_SAMPLE]).float(), groups)
         nearest_R = _nearest(rows_RH, heads_GH)
         used_G = np.bincount(nearest_R, minlength=len(heads_GH)) > 0
         self._heads_GH = heads_GH[torch.from_numpy(used_G)]
         of_R = (used_G.cumsum(dtype=np.uint16) - np.uint16(1))[nearest_R]
         of_S = of_R[sample]
-        by_group_SH = sample_SH.index_select(0, torch.from_numpy(np.argsort(of_S, kind="stable")))
+        by_group_SH = rows_RH.index_select(0, sample[torch.from_numpy(np.argsort(of_S, kind="stable"))]).float()
         groups, parts, sizes = len(self._heads_GH), list[Tensor](), list[NDArray[Any]]()
         self._members = np.argsort(of_R, kind="stable").astype(np.int32)
         ends_of_S, ends_of_R = (np.bincount(of, minlength=groups).cumsum() for of in (of_S, of_R))
@@ -200,7 +199,7 @@ class InvertedFile:
             own_SH = by_group_SH[first_of_S:end_of_S]
             if not len(own_SH):  # no row of the sample is in this group
                 own_SH = self._heads_GH[len(parts) : len(parts) + 1]
-            centres = _kmeans(own_SH, 1 + (lists - groups) * len(own_SH) // len(sample_SH))
+            centres = _kmeans(own_SH, 1 + (lists - groups) * len(own_SH) // len(sample))
             nearest = _nearest(rows_RH, centres, torch.from_numpy(members))
             members[:] = members[np.argsort(nearest.astype(np.uint16), kind="stable")]
             counts = np.bincount(nearest, minlength=len(centres))
