@@ -147,12 +147,16 @@ def fills(preset: Preset) -> tuple[Work, Work]:
     codes, order = random.integers(0, 1 << K, preset.labels).astype(np.uint16), random.permutation(preset.labels)
     order32, ids = order.astype(np.int32), np.empty(BUCKET << K, np.int32)
 
-    def sort() -> None:
-        mixed = codes[order]
-        order[np.argsort(mixed, kind="stable")]
-        np.bincount(mixed, minlength=1 << K).cumsum()
+    def count_and_fill() -> None:
+        starts = np.zeros((1 << K) + 1, np.int32)
+        kernels.count_in_buckets(codes, BUCKET, starts)
+        kernels.fill_buckets(codes, order32, starts, ids)
 
-    return lambda: kernels.fill_buckets(codes, order32, BUCKET, np.zeros((1 << K) + 1, np.int32), ids), sort
+    def sort() -> None:
+        order[np.argsort(codes, kind="stable")]
+        np.bincount(codes, minlength=1 << K).cumsum()
+
+    return count_and_fill, sort
 
 
 def milliseconds(works: Sequence[Work], repeats: int) -> list[list[float]]:

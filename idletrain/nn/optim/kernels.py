@@ -98,25 +98,57 @@ def winner_codes(x_BH: Floats, coordinates_CI: Ids, out_LB: NDArray[Any]) -> Non
 
 
 @_compiled
-def fill_buckets(
-    codes_R: NDArray[Any], order_R: NDArray[np.int32], bucket: int, starts_S: NDArray[np.int32], ids: NDArray[np.int32]
-) -> None:
-    """Write row numbers by bucket with a counting sort, at most `bucket` for each, the first in `order_R`.
+def largest_in_columns(scores_LB: Floats, out_B: NDArray[np.int32]) -> None:
+    """Write the row of each column's largest score, the first of equal ones."""
+    L, B = scores_LB.shape
+    largest_B = scores_LB[0].copy()
+    out_B[:] = 0
+    for first in range(1, L, 4):  # four rows at a time: fewer passes over `largest_B` and `out_B`
+        second, third, fourth = min(first + 1, L - 1), min(first + 2, L - 1), min(first + 3, L - 1)
+        for b in range(B):  # innermost and without a branch, so that it is vectorized
+            left, right = scores_LB[first, b], scores_LB[third, b]
+            left_row, right_row = np.int32(first), np.int32(third)
+            left_row = np.int32(second) if scores_LB[second, b] > left else left_row
+            left = max(left, scores_LB[second, b])
+            right_row = np.int32(fourth) if scores_LB[fourth, b] > right else right_row
+            right = max(right, scores_LB[fourth, b])
+            left_row = right_row if right > left else left_row
+            left = max(left, right)
+            out_B[b] = left_row if left > largest_B[b] else out_B[b]
+            largest_B[b] = max(largest_B[b], left)
 
-    `starts_S`, one longer than there are buckets, holds zeros before.
+
+@_compiled
+def count_in_buckets(codes_N: NDArray[Any], bucket: int, starts_S: NDArray[np.int32]) -> int:
+    """Add to each bucket's count the rows of its number, up to `bucket`; return by how much all counts grew.
+
+    The count of bucket s is `starts_S[s + 1]`.
     """
-    for r in range(len(codes_R)):
-        after = np.int64(codes_R[r]) + 1
-        if starts_S[after] < bucket:
-            starts_S[after] += 1
+    added = 0
+    for n in range(len(codes_N)):
+        after = np.uint32(codes_N[n]) + np.uint32(1)
+        grows = starts_S[after] < bucket
+        starts_S[after] += grows
+        added += grows
+    return added
+
+
+@_compiled
+def fill_buckets(
+    codes_N: NDArray[Any], rows_N: NDArray[np.int32], starts_S: NDArray[np.int32], ids: NDArray[np.int32]
+) -> None:
+    """Write row numbers by bucket with a counting sort, the first of each bucket's in `rows_N`, as many as counted.
+
+    `starts_S`, one longer than there are buckets, holds counts as `count_in_buckets` leaves them before, and after
+    where each bucket starts.
+    """
     for s in range(1, len(starts_S)):
         starts_S[s] += starts_S[s - 1]
     at_S = starts_S[:-1].copy()
-    for r in range(len(order_R)):
-        row = order_R[r]
-        code = np.int64(codes_R[row])
+    for n in range(len(codes_N)):
+        code = np.int64(codes_N[n])
         if at_S[code] < starts_S[code + 1]:
-            ids[at_S[code]] = row
+            ids[at_S[code]] = rows_N[n]
             at_S[code] += 1
 
 
@@ -134,36 +166,39 @@ def most_hits(
     `counts_R` holds zeros before and after.
     """
     L = len(codes_LB)
-    candidates = np.empty(len(counts_R), dtype=np.int32)
-    by_hits = np.empty(L + 1, dtype=np.int64)
+    with_hits = np.empty((L + 2, 4), dtype=np.int64)  # rows with at least so many hits, counted in four parts
     written = 0
     for b in range(codes_LB.shape[1]):
-        count = 0
+        with_hits[:] = 0
         for table in range(L):
             code = np.int64(codes_LB[table, b])
-            for at in range(starts_LS[table, code], starts_LS[table, code + 1]):
-                row = ids_LI[table, at]
-                if counts_R[row] == 0:
-                    candidates[count] = row
-                    count += 1
-                counts_R[row] += 1
-        by_hits[:] = 0
-        for c in range(count):
-            by_hits[counts_R[candidates[c]]] += 1
+            ids = ids_LI[table, starts_LS[table, code] : starts_LS[table, code + 1]]
+            for at in range(len(ids)):
+                row = np.uint32(ids[at])  # unsigned: Numba then tests for no index from the end
+                hits = np.uint32(counts_R[row] + 1)
+                counts_R[row] = hits
+                with_hits[hits, np.uint32(at & 3)] += 1  # most have one hit: adding to one place waits for itself
         # Take all with more than `least` hits, and as many with `least` as are left.
         least: Any = L
         above: Any = 0
-        while least > 0 and above + by_hits[least] < keep:
-            above += by_hits[least]
+        while least > 0:
+            reached = with_hits[least, 0] + with_hits[least, 1] + with_hits[least, 2] + with_hits[least, 3]
+            if reached >= keep:
+                break
+            above = reached
             least -= 1
         left = keep - above
-        for c in range(count):
-            hits = counts_R[candidates[c]]
-            if hits > least or (hits == least and least > 0 and left > 0):
-                left -= hits == least
-                out[written] = candidates[c]
-                written += 1
-            counts_R[candidates[c]] = 0
+        for table in range(L):
+            code = np.int64(codes_LB[table, b])
+            ids = ids_LI[table, starts_LS[table, code] : starts_LS[table, code + 1]]
+            for at in range(len(ids)):
+                row = np.uint32(ids[at])
+                seen = np.int64(counts_R[row])  # 0 where it was written or passed over before
+                counts_R[row] = 0
+                if seen >= least and seen > 0 and (seen > least or left > 0):
+                    left -= seen == least
+                    out[written] = row
+                    written += 1
     return written
 
 

@@ -19,9 +19,12 @@ from idletrain.errors import JobError
 from idletrain.nn.ist.randomness import generator
 from idletrain.nn.optim import kernels
 
-HASH_BLOCK_BYTES = (
-    1 << 20
+BLOCK_BYTES = (
+    1 << 18
 )  # scratch memory of one block of rows while it is hashed or assigned to lists: fits a core's cache
+LEAST_BLOCK = 256  # rows of a block, however many centres: a product of fewer is slower
+FULL = 0.99  # share of the buckets' places after which no more rows are hashed: the last few take most of the time
+FILL_ROWS = 1 << 15  # hashed between two looks at that share
 CODES_BYTES = 1 << 24  # bucket numbers held in memory at a time
 BIN = 8  # coordinates that one DWTA code compares, as in SLIDE's released configuration
 MOST_LISTS = (1 << 16) - 1
@@ -29,7 +32,8 @@ MOST_BITS = 20  # in a bucket number: 4 MiB of bucket starts per table
 LISTS = 4  # default number of lists, times the square root of the number of rows (faiss: 4 to 16)
 FLAT = 1280  # most lists that a row is compared with directly; with more lists it is first compared with groups
 GROUPED_LISTS = 8  # LISTS when there are groups: so many cost a query hardly more, and each list is shorter
-KMEANS_STEPS, KMEANS_SAMPLE = 3, 8  # Lloyd's steps, and rows per list; few, as rebuilds are frequent (faiss: 25, 256)
+HEADS_SAMPLE = 64  # rows per group that groups are computed from
+KMEANS_STEPS, KMEANS_SAMPLE = 2, 8  # Lloyd's steps, and rows per list; few, as rebuilds are frequent (faiss: 25, 256)
 
 
 class MipsIndex(Protocol):
@@ -48,8 +52,9 @@ class MipsIndex(Protocol):
 class HashTables:
     """L hash tables; K codes make a bucket number.
 
-    A bucket keeps the first `bucket` of its rows, in an order that every build draws again. A table takes 4 bytes for
-    each row that it keeps.
+    A bucket keeps the first `bucket` of its rows, in an order that every build draws again: a random sample, as SLIDE's
+    reservoirs keep, and rows after those that fill the buckets need not be hashed. A table takes 4 bytes for each row
+    that it keeps.
 
     Args:
         codes: SimHash (bits: signs of random projections) or DWTA (the largest of 8 coordinates, 3 bits).
@@ -88,8 +93,9 @@ class HashTables:
         self._starts = np.zeros((self._tables, (1 << self._bits) + 1), np.int32)
         block = max(1, CODES_BYTES // (self._code_type.itemsize * max(1, R)))
         for first in range(0, self._tables, block):
-            for table, codes in enumerate(self._hash(rows_RH, first, first + block), first):
-                kernels.fill_buckets(codes, order, self._bucket, self._starts[table], self._ids[table])
+            codes = self._hash_until_full(rows_RH, order, first, min(first + block, self._tables))
+            for table, codes_N in enumerate(codes, first):
+                kernels.fill_buckets(codes_N, order, self._starts[table], self._ids[table])
         self._counts = np.zeros(R, self._hits)
 
     def retrieve(self, query_BH: Tensor, rows_RH: Tensor, keep: int) -> NDArray[np.int64]:
@@ -99,6 +105,22 @@ class HashTables:
         out = np.empty(len(query_BH) * keep, np.int64)
         count = kernels.most_hits(codes_LB, self._starts, self._ids, keep, self._counts, out)
         return out[:count]
+
+    def _hash_until_full(self, rows_RH: Tensor, order: NDArray[np.int32], first: int, last: int) -> NDArray[Any]:
+        """Return bucket numbers `[L, N]` in some tables of the first N rows in `order`: all, or enough to fill them.
+
+        Counts in the tables' `starts` how many rows each bucket keeps.
+        """
+        codes = np.empty((last - first, len(order)), self._code_type)
+        capacity, kept = (last - first) * (self._bucket << self._bits), 0
+        for start in range(0, len(order), FILL_ROWS):
+            here = slice(start, start + FILL_ROWS)
+            codes[:, here] = self._hash(rows_RH, first, last, torch.from_numpy(order[here]))
+            for table, codes_N in enumerate(codes[:, here], first):
+                kept += kernels.count_in_buckets(codes_N, self._bucket, self._starts[table])
+            if kept >= FULL * capacity:
+                return codes[:, : here.stop]
+        return codes
 
     def _draw(self, random: np.random.Generator, hidden: int) -> None:
         """Draw the hash functions."""
@@ -111,18 +133,18 @@ class HashTables:
             permutations = np.concatenate([random.permutation(hidden) for _ in range(needed)])
             self._coordinates = permutations[: count * BIN].reshape(count, BIN)
 
-    def _hash(self, x_BH: Tensor, first: int, last: int) -> NDArray[Any]:
-        """Return bucket numbers in tables `first` to `last` (exclusive) `[L, B]`."""
-        last = min(last, self._tables)
-        codes = slice(first * self._k, last * self._k)
-        out = np.empty((last - first, len(x_BH)), self._code_type)
-        block = max(1, HASH_BLOCK_BYTES // (4 * (codes.stop - codes.start)))
-        for start in range(0, len(x_BH), block):
-            x, into = x_BH[start : start + block].float(), out[:, start : start + block]
+    def _hash(self, x_BH: Tensor, first: int, last: int, among: Tensor | None = None) -> NDArray[Any]:
+        """Return bucket numbers `[L, B]` in tables `first` to `last` (exclusive) of all vectors or those `among`."""
+        count, codes = len(x_BH) if among is None else len(among), slice(first * self._k, last * self._k)
+        out = np.empty((last - first, count), self._code_type)
+        block = max(LEAST_BLOCK, BLOCK_BYTES // (4 * (codes.stop - codes.start)))
+        for start in range(0, count, block):
+            here = slice(start, start + block)
+            x = (x_BH[here] if among is None else x_BH.index_select(0, among[here])).float()
             if self._codes == "simhash":
-                kernels.sign_codes((self._projection[codes] @ x.T).numpy(), into)
+                kernels.sign_codes((self._projection[codes] @ x.T).numpy(), out[:, here])
             else:
-                kernels.winner_codes(x.contiguous().numpy(), self._coordinates[codes], into)
+                kernels.winner_codes(x.contiguous().numpy(), self._coordinates[codes], out[:, here])
         return out
 
 
@@ -161,23 +183,31 @@ class InvertedFile:
         R = len(rows_RH)
         lists, groups = self._sizes(R)
         sample = torch.from_numpy(generator(seed, "lists").permutation(R)[: lists * KMEANS_SAMPLE])
-        sample_SH = rows_RH.index_select(0, sample).float()
-        self._heads_GH = _kmeans(sample_SH[: groups * KMEANS_SAMPLE], groups)
-        groups, parts, list_of_R = len(self._heads_GH), list[Tensor](), np.empty(R, np.uint16)
-        of_S, of_R = (_nearest(x, self._heads_GH).numpy().astype(np.uint16) for x in (sample_SH, rows_RH))
-        for group in range(groups):  # each gets one list, and a share of the others by its rows
-            own_SH = sample_SH[torch.from_numpy(of_S == group)]
-            if not len(own_SH):  # two heads of nearly one direction: rounding decides which is nearer
-                own_SH = self._heads_GH[group : group + 1]
-            parts.append(_kmeans(own_SH, 1 + (lists - groups) * len(own_SH) // len(sample_SH)))
-            members = np.flatnonzero(of_R == group)
-            nearest = _nearest(rows_RH, parts[-1], torch.from_numpy(members))
-            list_of_R[members] = nearest.numpy() + sum(map(len, parts[:-1]))
+        heads_GH = _kmeans(rows_RH.index_select(0, sample[: groups * HEADS_SAMPLE]).float(), groups)
+        nearest_R = _nearest(rows_RH, heads_GH)
+        used_G = np.bincount(nearest_R, minlength=len(heads_GH)) > 0
+        self._heads_GH = heads_GH[torch.from_numpy(used_G)]
+        of_R = (used_G.cumsum(dtype=np.uint16) - np.uint16(1))[nearest_R]
+        of_S = of_R[sample]
+        by_group_SH = rows_RH.index_select(0, sample[torch.from_numpy(np.argsort(of_S, kind="stable"))]).float()
+        groups, parts, sizes = len(self._heads_GH), list[Tensor](), list[NDArray[Any]]()
+        self._members = np.argsort(of_R, kind="stable").astype(np.int32)
+        ends_of_S, ends_of_R = (np.bincount(of, minlength=groups).cumsum() for of in (of_S, of_R))
+        for first_of_S, end_of_S, members in zip(
+            [0, *ends_of_S], ends_of_S, np.split(self._members, ends_of_R[:-1]), strict=False
+        ):  # each group gets one list, and a share of the others by its rows in the sample
+            own_SH = by_group_SH[first_of_S:end_of_S]
+            if not len(own_SH):  # no row of the sample is in this group
+                own_SH = self._heads_GH[len(parts) : len(parts) + 1]
+            centres = _kmeans(own_SH, 1 + (lists - groups) * len(own_SH) // len(sample))
+            nearest = _nearest(rows_RH, centres, torch.from_numpy(members))
+            members[:] = members[np.argsort(nearest.astype(np.uint16), kind="stable")]
+            counts = np.bincount(nearest, minlength=len(centres))
+            parts.append(centres[torch.from_numpy(counts > 0)])
+            sizes.append(counts[counts > 0])
         self._centres_LH = torch.cat(parts)
         self._first_lists = np.cumsum([0, *map(len, parts)], dtype=np.int32)
-        self._members = np.argsort(list_of_R, kind="stable").astype(np.int32)
-        counts = np.bincount(list_of_R, minlength=len(self._centres_LH) + 1)  # the last list is empty
-        self._starts = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
+        self._starts = np.cumsum([0, *np.concatenate(sizes), 0], dtype=np.int32)  # the last list is empty
 
     def retrieve(self, query_BH: Tensor, rows_RH: Tensor, keep: int) -> NDArray[np.int64]:
         """See `MipsIndex`."""
@@ -206,7 +236,7 @@ class InvertedFile:
             return flat_BP
         lists_BP = np.full((len(query_BH), probes), -1)
         scores_BP = np.empty(lists_BP.shape, np.float32)
-        group_B1 = _nearest(query_BH, self._heads_GH)[:, None].numpy()
+        group_B1 = _nearest(query_BH, self._heads_GH)[:, None].astype(np.int64)
         identity_L = np.arange(len(centres_LH), dtype=np.int32)
         kernels.best_in_lists(
             query_BH.numpy(), centres_LH.numpy(), group_B1, self._first_lists, identity_L, lists_BP, scores_BP
@@ -219,22 +249,22 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _kmeans(x_SH: Tensor, count: int) -> Tensor:
-    """Return at most `count` unit-length centres, each nearest to some row (spherical, as queries take products)."""
+    """Return at most `count` unit-length centres (spherical, as queries take products)."""
     centres = _unit(x_SH[:count].clone())
     for _ in range(KMEANS_STEPS):
-        used, nearest = torch.unique(_nearest(x_SH, centres), return_inverse=True)
-        centres = _unit(x_SH.new_zeros(len(used), x_SH.shape[1]).index_add_(0, nearest, x_SH))
-    return centres[torch.unique(_nearest(x_SH, centres))]
+        nearest = torch.from_numpy(_nearest(x_SH, centres))
+        sums = torch.zeros_like(centres).index_add_(0, nearest, x_SH)
+        centres = _unit(sums[torch.bincount(nearest, minlength=len(centres)) > 0])
+    return centres
 
 
-def _nearest(x_RH: Tensor, centres_LH: Tensor, among: Tensor | None = None) -> Tensor:
+def _nearest(x_RH: Tensor, centres_LH: Tensor, among: Tensor | None = None) -> NDArray[np.int32]:
     """Return the index of the centre with the largest product for each row, or for the rows `among`, in blocks."""
     rows = len(x_RH) if among is None else len(among)
-    nearest_R = torch.empty(rows, dtype=torch.int64)  # allocated before the blocks: parts between would fragment memory
-    block = max(1, HASH_BLOCK_BYTES // (4 * len(centres_LH)))
+    nearest_R = np.empty(rows, np.int32)  # allocated before the blocks: parts between would fragment memory
+    block = max(1, BLOCK_BYTES // (4 * len(centres_LH)))
     for first in range(0, rows, block):
         here = slice(first, first + block)
         x = x_RH[here] if among is None else x_RH.index_select(0, among[here])  # takes a sixth of x_RH[among]'s time
-        scores = x.float() @ centres_LH.T
-        nearest_R[here] = torch.from_numpy(scores.numpy().argmax(1))  # takes two thirds of torch's time
+        kernels.largest_in_columns((centres_LH @ x.float().T).numpy(), nearest_R[here])
     return nearest_R

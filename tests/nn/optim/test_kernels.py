@@ -79,13 +79,26 @@ def test_numbers_of_buckets_are_which_coordinates_are_largest() -> None:
     assert np.array_equal(numbers.T, winners[:, :, 0] * 8 + winners[:, :, 1])
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 90])
+def test_the_largest_in_a_column_is_the_first_of_equal_ones(rows: int) -> None:
+    scores, found = RANDOM.integers(0, 9, (rows, 50)).astype(np.float32), np.full(50, -1, np.int32)
+    kernels.largest_in_columns(scores, found)
+    assert np.array_equal(found, scores.argmax(0))
+
+
 @pytest.mark.parametrize("number", [np.uint16, np.uint32])
 def test_buckets_are_filled_with_the_first_rows_in_order(number: type) -> None:
     codes, order, bucket = RANDOM.integers(0, 8, 60).astype(number), RANDOM.permutation(60).astype(np.int32), 7
     codes[codes == 5] = 4  # an empty bucket
     starts, ids = np.zeros(9, np.int32), np.full(60, -1, np.int32)
-    kernels.fill_buckets(codes, order, bucket, starts, ids)
-    expected = [[row for row in order.tolist() if codes[row] == code][:bucket] for code in range(8)]
+    added = [kernels.count_in_buckets(part, bucket, starts) for part in (codes[:25], codes[25:])]
+    expected = [
+        [row for row, own in zip(order.tolist(), codes, strict=True) if own == code][:bucket] for code in range(8)
+    ]
+    assert np.cumsum(added).tolist() == [
+        sum(min(bucket, count) for count in np.bincount(codes[:counted]).tolist()) for counted in (25, 60)
+    ]
+    kernels.fill_buckets(codes, order, starts, ids)
     assert [ids[start:end].tolist() for start, end in itertools.pairwise(starts)] == expected
     assert (ids[starts[-1] :] == -1).all()
 
@@ -96,7 +109,8 @@ def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
     starts, ids = np.zeros((tables, buckets + 1), np.int32), np.empty((tables, rows), np.int32)
     for table in range(tables):
         codes, order = RANDOM.integers(0, buckets, rows), RANDOM.permutation(rows).astype(np.int32)
-        kernels.fill_buckets(codes, order, bucket, starts[table], ids[table])
+        kernels.count_in_buckets(codes, bucket, starts[table])
+        kernels.fill_buckets(codes, order, starts[table], ids[table])
     query_buckets = RANDOM.integers(0, buckets, (7, tables))
     out, counts = np.empty(7 * keep, np.int64), np.zeros(rows, np.uint8)
     written = kernels.most_hits(query_buckets.T.astype(np.uint16), starts, ids, keep, counts, out)

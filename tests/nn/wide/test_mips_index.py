@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from idletrain.errors import JobError
+from idletrain.nn.ist.randomness import generator
+from idletrain.nn.optim import kernels
 from idletrain.nn.wide import mips_index as tables_module
 from idletrain.nn.wide.mips_index import FLAT, HashTables, InvertedFile, MipsIndex
 
@@ -100,6 +102,21 @@ def test_tables_of_more_rows_than_their_buckets_hold_take_no_more_and_look_at_al
     assert len(seen) > 1500, "each build draws an order of its own"
 
 
+def test_rows_after_those_that_fill_the_buckets_are_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables_module, "FILL_ROWS", 100)
+    rows, _ = rows_and_queries()
+    tables = HashTables("simhash", 3, 10, 8)
+    signs, hashed = kernels.sign_codes, []
+    monkeypatch.setattr(kernels, "sign_codes", lambda x, out: (hashed.append(x.shape[1]), signs(x, out)))
+    tables.build(rows, 0)
+    assert 100 <= sum(hashed) < 2000
+    kept = tables._starts[:, -1]
+    assert kept.sum() >= 0.99 * 10 * 8 * 8
+    found = set(tables._ids[0, : kept[0]].tolist())
+    tables.build(rows, 0)
+    assert found == set(tables._ids[0, : kept[0]].tolist()), "a seed gives the same rows"
+
+
 def test_more_lists_than_a_row_is_compared_with_are_found_by_groups() -> None:
     generator = torch.Generator().manual_seed(0)
     centres = torch.nn.functional.normalize(torch.randn(1500, 16, generator=generator), dim=1)
@@ -128,22 +145,29 @@ def test_every_row_is_in_a_list_however_rows_repeat(seed: int, monkeypatch: pyte
     assert len(retrieved) == 70
 
 
-def test_groups_whose_heads_are_alike_get_a_list_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_without_a_row_in_the_sample_gets_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables_module, "FLAT", 2)
-    nearest, calls = tables_module._nearest, []
+    monkeypatch.setattr(tables_module, "KMEANS_SAMPLE", 1)
+    nearest, rows = tables_module._nearest, torch.randn(70, 4, generator=torch.Generator().manual_seed(0))
+    own = []
 
-    def by_rounding(x: torch.Tensor, centres: torch.Tensor, among: torch.Tensor | None = None) -> torch.Tensor:
-        """As found when heads are made, and then all of the first."""
-        calls.append(len(x))
-        retrieved = nearest(x, centres, among)
-        return retrieved if len(calls) != 5 else torch.zeros_like(retrieved)
+    def one_apart(x: torch.Tensor, centres: torch.Tensor, among: torch.Tensor | None = None) -> np.ndarray:
+        """As found, but all rows are in the first group, except for one outside the sample in the last."""
+        found = nearest(x, centres, among)
+        if x is rows and among is None:
+            found[:] = 0
+            found[generator(0, "lists").permutation(70)[-1]] = len(centres) - 1
+        elif among is not None:
+            own.append(len(among))
+        return found
 
-    monkeypatch.setattr(tables_module, "_nearest", by_rounding)
-    rows = torch.randn(70, 4, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(tables_module, "_nearest", one_apart)
     tables = InvertedFile(17, 1)
     tables.build(rows, 0)
-    assert calls[4] == 70, "the sample's groups"
+    assert own == [69, 1]
+    assert len(tables._heads_GH) == 2, "groups without rows are dropped"
     assert sorted(tables._members.tolist()) == list(range(70))
+    assert (np.diff(tables._starts)[:-1] > 0).all(), "lists without rows are dropped, too"
 
 
 def test_lists_grow_with_the_rows_unless_told() -> None:
