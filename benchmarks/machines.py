@@ -187,7 +187,13 @@ class Cast:
 
 
 def kill_session(leader: int) -> None:
-    """Kill every process of a session that we started with SIGKILL: helpers that it made go with it."""
+    """Kill every process of a session that we started with SIGKILL: helpers that it made go with it.
+
+    Args:
+        leader: The process id of the session's first process; 0 for one that could not be started.
+    """
+    if leader <= 0:  # which would be our own
+        return
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()

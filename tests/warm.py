@@ -84,7 +84,9 @@ def start_on_node(
         The process, with a pipe for its output; None where a fork would not be the same.
     """
     match command:
-        case ["taskset", "-c", core, sys.executable, "-m", *program] if _imported(environment) == _imported(os.environ):
+        case ["taskset", "-c", core, sys.executable, "-m", *program] if (
+            _imported(environment) == _imported(os.environ) and _parent().can_start
+        ):
             read, written = os.pipe()
             with Path(os.devnull).open("rb") as nothing:
                 process = _parent().start(

@@ -14,8 +14,8 @@ from idletrain.cloud.machines import Pool
 from idletrain.observe.cost import MOST_SPARES, must_stop
 
 # Between two looks at a fleet, and between two requests to pools without capacity: what comes back is asked for within
-# ten seconds, three of them for the calls themselves. That is at most 515 calls of DescribeInstances an hour, and where
-# nodes are missing as many of CreateFleet; twice as many where neither spot nor on-demand has capacity.
+# ten seconds, three of them for the calls themselves. Where they are answered, that is some 515 of DescribeInstances an
+# hour, and where nodes are missing as many of CreateFleet; twice as many where neither spot nor on-demand has capacity.
 CHECK_SECONDS = 7.0
 CHANGE_SECONDS = 1.0  # until the next look after a change
 PREFER_OTHERS_SECONDS = 180.0  # after a pool had no capacity: Karpenter skips it for as long
@@ -176,10 +176,10 @@ def next_check_seconds(wanted: DesiredFleet, times: PoolTimes, *, changed: bool,
     """
     if changed:
         return CHANGE_SECONDS
-    if not may_launch or not wanted.pools:
+    dues = [times.due(pool) for pools in _by_market(wanted) for pool in pools]
+    if not may_launch or not dues:
         return CHECK_SECONDS
-    due = min(times.due(pool) for pool in wanted.pools)
-    return min(max(due - now, 0.0), CHECK_SECONDS)
+    return min(max(min(dues) - now, 0.0), CHECK_SECONDS)
 
 
 def pause_seconds(tries: int, jitter: float, longest: float = CHECK_SECONDS) -> float:
@@ -233,12 +233,17 @@ def _pools_to_ask(wanted: DesiredFleet, times: PoolTimes, now: float) -> tuple[P
     Where none has any, return all of the first market that has one due: if each were asked when its own time comes,
     those of one market could keep the other waiting for ever.
     """
-    markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
-    by_market = [tuple(pool for pool in wanted.pools if pool.market == market) for market in markets]
+    by_market = _by_market(wanted)
     for pools in by_market:
         if fresh := tuple(pool for pool in pools if now - times.dry.get(pool, -math.inf) >= PREFER_OTHERS_SECONDS):
             return fresh
     return next((pools for pools in by_market if any(times.due(pool) <= now for pool in pools)), ())
+
+
+def _by_market(wanted: DesiredFleet) -> list[tuple[Pool, ...]]:
+    """Return the pools of each market that the job allows, the one to prefer first."""
+    markets = {"spot": ("spot",), "on-demand": ("on-demand",), "auto": ("spot", "on-demand")}[wanted.policy]
+    return [tuple(pool for pool in wanted.pools if pool.market == market) for market in markets]
 
 
 def _late(machines: Sequence[FleetMachine], now: float) -> list[FleetMachine]:

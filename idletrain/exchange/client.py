@@ -35,7 +35,7 @@ from idletrain.exchange.messages import (
 logger = logging.getLogger(__name__)
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
-PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s; a part is a multiple of it
+PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s; a part is a multiple of it, but for the last
 PART_SECONDS = 0.02  # that a part travels over a faster link: beside training, an answer may take 10 ms
 MAX_PART_BYTES = 16 * PART_BYTES
 DATAGRAM_BYTES = 1 << 13  # a smaller payload travels in the call itself
@@ -308,7 +308,9 @@ class StoreClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        await asyncio.gather(*self._releases)
+        for release in self._releases:
+            release.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
         if self._session:
             await self._session.close()
         await self._rpc.close_rpc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +13,30 @@ PayloadKey = tuple[int, bool]  # the steps that a payload holds; True for an upd
 @dataclass
 class _PartialPayload:
     parts: dict[int, Sequence[memoryview]] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)  # of the parts, ascending; none overlap
     size: int = 0
     train_seconds: float = 0.0
+
+    def put(self, start: int, frames: Sequence[memoryview]) -> None:
+        """Hold a part."""
+        if start not in self.parts:
+            insort(self.starts, start)
+        self.parts[start] = frames
+        self.size += _size(frames)
+
+    def cut(self, start: int, stop: int) -> None:
+        """Forget the bytes between two; what parts have beside them stays."""
+        first = max(0, bisect_right(self.starts, start) - 1)
+        for begin in self.starts[first : bisect_left(self.starts, stop)]:
+            part = self.parts[begin]
+            end = begin + _size(part)
+            if end > start:
+                self.starts.remove(begin)
+                del self.parts[begin]
+                self.size -= end - begin
+                for left, right in ((begin, min(start, end)), (max(stop, begin), end)):
+                    if left < right:
+                        self.put(left, _between(part, left - begin, right - begin))
 
 
 class Parts:
@@ -37,13 +60,11 @@ class Parts:
         payloads = self._payloads.setdefault(attempt, {})
         partial = payloads.setdefault(key, _PartialPayload())
         stop = start + _size(frames)
-        replaced = [at for at, part in partial.parts.items() if at == start or (at < stop and start < at + _size(part))]
-        size = partial.size + _size(frames) - sum(_size(partial.parts[at]) for at in replaced)
-        if size > most_bytes:
+        partial.cut(start, stop)
+        if partial.size + stop - start > most_bytes:
             return False
-        for at in replaced:
-            del partial.parts[at]
-        partial.parts[start], partial.size, partial.train_seconds = frames, size, train_seconds
+        partial.put(start, frames)
+        partial.train_seconds = train_seconds
         for oldest in sorted(payloads)[:-PAYLOADS_KEPT]:
             del payloads[oldest]
         return True
@@ -52,11 +73,12 @@ class Parts:
         """Return a payload's frames in order up to the first gap, and keep them: a push may be repeated."""
         frames: list[memoryview] = []
         at = 0
-        for start, part in sorted(self._partial(attempt, key).parts.items()):
+        partial = self._partial(attempt, key)
+        for start in partial.starts:
             if start != at:
                 break
-            frames += part
-            at += _size(part)
+            frames += partial.parts[start]
+            at += _size(partial.parts[start])
         return frames
 
     def train_seconds(self, attempt: int, key: PayloadKey) -> float:
@@ -73,3 +95,13 @@ class Parts:
 
 def _size(frames: Sequence[memoryview]) -> int:
     return sum(len(frame) for frame in frames)
+
+
+def _between(frames: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
+    """Return the bytes between two of a part's."""
+    found, at = [], 0
+    for frame in frames:
+        if piece := frame[max(0, start - at) : max(0, stop - at)]:
+            found.append(piece)
+        at += len(frame)
+    return found

@@ -4,32 +4,34 @@ added up. It follows from the job and the subnets' width alone, not from a worke
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from idletrain.errors import JobError, tried_code
 from idletrain.nn.data import batches
-from idletrain.nn.data.batches import call, fresh, map_parts, sample_count
+from idletrain.nn.data.batches import call, fresh, labels_of, map_parts, sample_count
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.data.streams import StreamSource
 from idletrain.nn.ist.modules import copied, in_training
 from idletrain.nn.ist.shape_runs import run_for_shapes
 from idletrain.nn.memory import subnet_need
 from idletrain.nn.module_checks import batch_statistics
-from idletrain.nn.program import Program
+from idletrain.nn.program import Program, cross_entropy, model_loss
 from idletrain.quantities import steady
 
 # Of each weight in a micro-batch that a job does not ask for. With fewer, products of matrices are small, and a plan
 # out of core is quicker: beside whole batches, MLPs took 1.2 to 1.5 times as long at 64 uses (widths of 512 and 1,536),
 # 1.7 to 3 times at 16; a GPT 128 wide took 1.24 times at a sample of 128 tokens.
 LEAST_USES = 64
-# Of the norm of the batch's gradients: rounding is below it, and what compares samples with each other is far above.
-ROUNDING = 1e-3
+ROUNDING = 1e-4  # of a loss and the norm of its gradients; float32 rounds sums of few samples to a hundredth of it
 UNLIKE = "on a few samples, the gradients of micro-batches do not add up to the whole batch's"
 
 
@@ -82,7 +84,7 @@ def _asked_for(program: Program, module: nn.Module, pair: tuple[Any, Any]) -> _M
             )
     if size >= program.training.batch_size:
         return _MicroBatches()
-    sums = None if program.joined else _sums(program, module, pair)
+    sums = None if program.joined else _try_parts(program, module, pair).sums
     if sums is not None or program.joined:
         return _MicroBatches(size, bool(sums))
     return _MicroBatches(size, notes=(f"training.micro_batch: {UNLIKE}; the job asks for them, so they are taken",))
@@ -93,26 +95,31 @@ def _chosen(program: Program, module: nn.Module, pair: tuple[Any, Any]) -> _Micr
     budget, whole = program.memory.budget, program.training.batch_size
     if budget is None or program.memory.out_of_core != "auto" or _fits(program, budget, whole):
         return _MicroBatches()
-    sums, reason = None, _reason_against(program, module)
+    trial, reason = _Trial(), _reason_against(program, module, pair)
     if not reason:
-        sums = _sums(program, module, pair)
-        reason = UNLIKE if sums is None else ""
+        trial = _try_parts(program, module, pair)
+        reason = "the network draws random numbers beside dropout layers" if trial.random else ""
+        reason = reason or (UNLIKE if trial.sums is None else "")
     if not reason:
         least = -(-LEAST_USES // max(1, int(_uses(program, pair))))
         size = _fitting(program, budget, least)
         if size is not None:
             note = f"training.micro_batch: {size}, as memory.budget does not hold a step; {whole} is all at once"
-            return _MicroBatches(size, bool(sums), (note,))
-        reason = f"it does not hold a step of {least} samples either, and fewer at a time are slow"
+            return _MicroBatches(size, bool(trial.sums), (note,))
+        few = f"it does not hold a step of {least} samples either, and fewer at a time are slow"
+        reason = few if least > 1 else "it does not hold one sample either"
     return _MicroBatches(notes=(f"training.micro_batch: none, though memory.budget does not hold a step: {reason}",))
 
 
-def _reason_against(program: Program, module: nn.Module) -> str:
+def _reason_against(program: Program, module: nn.Module, pair: tuple[Any, Any]) -> str:
     """Return why a batch cannot be parted, as far as that needs no trial; else ""."""
     if (norm := batch_statistics(module)) and not program.training.ghost_batches:
         return f"{norm} is a BatchNorm; training.ghost_batches: true lets it take the statistics of micro-batches"
     if program.output:
         return "a very wide output takes each batch as a whole"
+    labels, known = labels_of(pair[1]), (cross_entropy, model_loss, functional.cross_entropy)
+    if program.loss not in known and isinstance(labels, Tensor) and labels.dtype == torch.int64:
+        return "a loss of your own may ignore some labels; training.micro_batch: auto takes them where it does not"
     return "batches are joined of their samples" if program.joined else ""
 
 
@@ -158,60 +165,80 @@ def _uses(program: Program, pair: tuple[Any, Any]) -> float:
 # --- a trial ----------------------------------------------------------------------------------------------------------
 
 
-def _sums(program: Program, module: nn.Module, pair: tuple[Any, Any]) -> bool | None:
-    """Return whether gradients of parts of a batch add up to the whole's as those of a sum (True) or of a mean
-    (False) over samples; None if they do not, or if it cannot be tried.
+class _Trial(NamedTuple):
+    """What a few samples say of micro-batches.
+
+    Attributes:
+        sums: Whether gradients of parts add up as those of a sum over samples (True) or of a mean (False); None if they
+            do not, or if it cannot be tried.
+        random: Whether numbers were drawn beside dropout layers, so that nothing is known of training mode.
     """
-    count = sample_count(*pair)
-    parts = [batches.rows_of(pair, 0, count // 3 or 1), batches.rows_of(pair, count // 3 or 1, count)]
-    if count < 2:
-        return None
+
+    sums: bool | None = None
+    random: bool = False
+
+
+def _try_parts(program: Program, module: nn.Module, pair: tuple[Any, Any]) -> _Trial:
+    """Try whether the gradients of two parts of a batch add up to the whole's, without dropout.
+
+    BatchNorm, which the job may let take other statistics, is in evaluation mode. Where training mode draws random
+    numbers, all of the module is: that tells a mean from a sum, and no more.
+    """
+    if sample_count(*pair) < 2:
+        return _Trial()
     try:
         with tried_code(), seeded(0):
-            for trial in (_training, _evaluation):
-                whole, random = _gradients(program, trial(module), pair)
-                if not random:  # or else dropout would differ
-                    break
-            each = [_gradients(program, trial(module), part)[0] for part in parts]
+            sums, random = _add_up(program, _without_dropout(module), pair)
+            if random:
+                sums, _ = _add_up(program, copied(module).eval(), pair)
     except JobError:
-        return None
-    counts = [program.label_count(*part) for part in parts]
-    for sums, weights in ((False, [n / max(1, sum(counts)) for n in counts]), (True, [1.0, 1.0])):
-        added = [
-            sum((w * g for w, g in zip(weights, of_parts, strict=True) if w), start=torch.zeros(()))
-            for of_parts in zip(*each, strict=True)
-        ]
-        if _alike(whole, added):
-            return sums
-    return None
+        return _Trial()
+    return _Trial(sums, random)
 
 
-def _training(module: nn.Module) -> nn.Module:
-    """Return a copy in training mode; BatchNorm, which the job lets take other statistics, in evaluation mode."""
+def _without_dropout(module: nn.Module) -> nn.Module:
+    """Return a copy in training mode, with dropout and BatchNorm layers in evaluation mode."""
     result = in_training(copied(module))
     for layer in result.modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, _DropoutNd | _BatchNorm):
             layer.eval()
     return result
 
 
-def _evaluation(module: nn.Module) -> nn.Module:
-    return copied(module).eval()
-
-
-def _gradients(program: Program, module: nn.Module, pair: tuple[Any, Any]) -> tuple[list[Tensor], bool]:
-    """Return the loss of a batch and its gradients, and whether random numbers were drawn."""
+def _add_up(program: Program, module: nn.Module, pair: tuple[Any, Any]) -> tuple[bool | None, bool]:
+    """Return `_Trial`'s figures of one module, on which the gradients are left."""
+    count = sample_count(*pair)
+    parts = [batches.rows_of(pair, 0, count // 3 or 1), batches.rows_of(pair, count // 3 or 1, count)]
     before = torch.get_rng_state()
-    loss = program.training_loss(call(module, fresh(pair[0])), pair[1])
-    loss.backward()  # type: ignore[no-untyped-call]
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in module.parameters()]
-    return [loss.detach(), *gradients], not torch.equal(before, torch.get_rng_state())
+    whole = _add_gradients(program, module, pair, 1.0)
+    random = not torch.equal(before, torch.get_rng_state())
+    norm = _norm(module)
+    with torch.no_grad():
+        losses = [_loss(program, module, part) for part in parts]
+    counts = [program.label_count(*part) for part in parts]
+    shares = [n / max(1, sum(counts)) for n in counts]
+    for sums, weights in ((False, shares), (True, [1.0, 1.0])):
+        added = sum(w * float(loss) for w, loss in zip(weights, losses, strict=True) if w)
+        if math.isclose(added, whole, rel_tol=ROUNDING, abs_tol=1e-6):
+            for part, weight in zip(parts, weights, strict=True):
+                if weight:
+                    _add_gradients(program, module, part, -weight)
+            return (sums if _norm(module) <= ROUNDING * norm else None), random
+    return None, random
 
 
-def _alike(whole: list[Tensor], added: list[Tensor]) -> bool:
-    """Return whether losses and gradients differ by no more than rounding."""
-    loss, *gradients = whole
-    difference = sum(float((a - b).square().sum()) for a, b in zip(gradients, added[1:], strict=True))
-    norm = sum(float(a.square().sum()) for a in gradients)
-    same_loss = torch.allclose(loss, added[0], rtol=ROUNDING, atol=1e-6)
-    return same_loss and difference <= ROUNDING**2 * norm
+def _loss(program: Program, module: nn.Module, pair: tuple[Any, Any]) -> Tensor:
+    return program.training_loss(call(module, fresh(pair[0])), pair[1])
+
+
+def _add_gradients(program: Program, module: nn.Module, pair: tuple[Any, Any], weight: float) -> float:
+    """Add a batch's gradients, times a weight, to the module's; return its loss."""
+    loss = _loss(program, module, pair)
+    (weight * loss).backward()  # type: ignore[no-untyped-call]
+    return float(loss.detach())
+
+
+def _norm(module: nn.Module) -> float:
+    """Return the norm of the module's gradients."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    return math.sqrt(sum(float(gradient.to_dense().float().square().sum()) for gradient in gradients))

@@ -152,7 +152,7 @@ class Program:
     def label_count(self, inputs: Any, target: Any) -> int:
         """Return how many labels the mean of the loss is taken over; samples where that is not known."""
         labels = labels_of(target)
-        ignores = self.loss in (cross_entropy, model_loss)
+        ignores = self.loss in (cross_entropy, model_loss, functional.cross_entropy)
         if ignores and isinstance(labels, Tensor) and labels.dtype == torch.int64:
             return int((labels != IGNORED_LABEL).sum())
         return sample_count(inputs, target)

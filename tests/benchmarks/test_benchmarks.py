@@ -6,16 +6,36 @@ import importlib
 import json
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
-from idletrain_testbed import missing
+import warm
+from idletrain_testbed import Testbed, missing
 
 import benchmarks.__main__ as everything
-from benchmarks import spot_latency
+from benchmarks import machines, spot_latency
 from benchmarks.report import at_least, at_most
 
 MACHINE = {"cpu", "cores", "ram_bytes", "system", "python", "load_average"}
+
+
+@pytest.fixture(autouse=True)
+def warm_machines(monkeypatch):
+    """The programs of a benchmark's machines are forks of the tests' warm parent, in the machines' namespaces."""
+    execute, execute_on = machines.Loopback.popen, Testbed.popen
+
+    def start(argv, namespace, how):
+        return warm.start_on_node(argv, namespace, how["env"], Path(how["cwd"]), how["stderr"].fileno())
+
+    def popen(self, node, argv, **how):
+        return start(argv, None, how) or execute(self, node, argv, **how)
+
+    def popen_on(self, node, argv, **how):
+        return start(argv, self.instance.namespace_path(node), how) or execute_on(self, node, argv, **how)
+
+    monkeypatch.setattr(machines.Loopback, "popen", popen)
+    monkeypatch.setattr(Testbed, "popen", popen_on)
 
 
 def _check_round_overhead(written):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from idletrain.exchange.parts import PAYLOADS_KEPT, Parts
 
 MOST = 40
@@ -38,16 +43,42 @@ def test_a_payload_ends_at_a_gap() -> None:
     assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
 
 
-def test_a_payload_that_is_sent_again_in_other_parts_replaces_the_first_send_in_any_order() -> None:
+CONTENT = bytes(range(40))
+
+
+@given(st.lists(st.tuples(st.integers(0, 39), st.integers(1, 40), st.integers(1, 40)), max_size=12))
+def test_parts_of_several_sends_add_up_to_what_came_of_any_of_them(sent: list[tuple[int, int, int]]) -> None:
+    parts, there = Parts(), set[int]()
+    for start, size, frame in sent:
+        stop = min(40, start + size)
+        frames = [memoryview(CONTENT[at : min(stop, at + frame)]) for at in range(start, stop, frame)]
+        assert parts.hold(1, (9, True), start, frames, 40)
+        there |= set(range(start, stop))
+    whole = next((at for at in range(41) if at not in there), 40)
+    assert joined(parts.payload(1, (9, True))) == CONTENT[:whole]
+    if there:  # it holds no more than is allowed
+        assert not parts.hold(1, (9, True), 40, [memoryview(b"more")], len(there))
+
+
+def test_what_is_sent_again_in_other_parts_is_in_place_of_the_first_send() -> None:
     parts = Parts()
     for start, values in ((0, "ab"), (8, "cd"), (16, "ef")):
         assert parts.hold(1, (9, True), start, part(values), 24)
-    assert parts.hold(1, (9, True), 12, part("DEF"), 24)
-    assert joined(parts.payload(1, (9, True))) == b"aaaabbbb"
+    assert parts.hold(1, (9, True), 12, part("DE"), 24)
+    assert joined(parts.payload(1, (9, True))) == b"aaaabbbbccccDDDDEEEEffff"
     assert parts.hold(1, (9, True), 0, part("ABC"), 24)
-    assert joined(parts.payload(1, (9, True))) == b"AAAABBBBCCCCDDDDEEEEFFFF"
+    assert joined(parts.payload(1, (9, True))) == b"AAAABBBBCCCCDDDDEEEEffff"
     assert parts.hold(1, (9, True), 4, part("b"), 24)
-    assert parts.payload(1, (9, True)) == []
+    assert joined(parts.payload(1, (9, True))) == b"AAAAbbbbCCCCDDDDEEEEffff"
+
+
+def test_a_part_takes_as_long_to_hold_however_many_there_are() -> None:
+    parts, byte = Parts(), [memoryview(b"a")]
+    begun = time.thread_time()
+    for at in range(20_000):
+        assert parts.hold(1, (9, True), at, byte, 20_000)
+    assert time.thread_time() - begun < 2  # it was a minute when each looked at all before
+    assert joined(parts.payload(1, (9, True))) == 20_000 * b"a"
 
 
 def test_train_seconds_are_those_of_the_last_part() -> None:

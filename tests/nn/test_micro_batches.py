@@ -93,6 +93,14 @@ class OwnDropout(nn.Module):
         return functional.dropout(x, 0.5, self.training)
 
 
+class Half(nn.Sequential):
+    """Computes in bfloat16 by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
 def summed(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels, reduction="sum")
 
@@ -115,8 +123,10 @@ def in_parts(layer: nn.Module | None, loss: Any, **training: Any) -> Prepared:
     [
         (None, "cross_entropy", {}, True, False),
         (nn.Dropout(0.5), "cross_entropy", {"label_smoothing": 0.1}, True, False),
-        (OwnDropout(), functional.cross_entropy, {}, True, False),
-        (None, summed, {}, True, True),
+        (nn.Dropout(0.5), functional.cross_entropy, {}, True, False),
+        (OwnDropout(), "cross_entropy", {}, False, False),
+        (nn.Sequential(nn.Dropout(0.1), Centred()), "cross_entropy", {}, False, False),
+        (None, summed, {}, False, False),  # it may ignore labels
         (None, contrastive, {}, False, False),
         (Centred(), "cross_entropy", {}, False, False),
         (nn.BatchNorm1d(64), "cross_entropy", {}, False, False),
@@ -138,3 +148,14 @@ def test_micro_batches_that_do_not_add_up_are_told_where_the_job_asks_for_them()
     assert prepared.program.micro_batch == 64
     assert "the gradients of micro-batches do not add up" in prepared.notes[-1]
     assert not any("add up" in note for note in in_parts(None, "cross_entropy", micro_batch=64).notes)
+
+
+def test_a_sum_that_the_job_asks_to_part_is_added_up_and_not_averaged() -> None:
+    prepared = in_parts(OwnDropout(), summed, micro_batch=64)
+    assert (prepared.program.micro_batch, prepared.program.summed) == (64, True)
+    assert not any("add up" in note for note in prepared.notes)
+
+
+def test_a_loss_in_bfloat16_is_tried_as_any_other() -> None:
+    settings = TrainingSettings(method="local-sgd", subnets=1, batch_size=BATCH, micro_batch=64)
+    assert prepare(Half(nn.Linear(6, 3)), MANY, None, functional.cross_entropy, settings).program.micro_batch == 64

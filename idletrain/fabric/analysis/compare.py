@@ -49,12 +49,14 @@ class _SampleSets:
     Attributes:
         values: The samples.
         divisors: Samples by whose median the values are divided, if any.
-        cpu: Busy processors on average (CPU seconds over seconds), where moving bytes costs CPU time.
+        cost: CPU seconds a byte, where moving bytes takes CPU time.
+        busy: Busy processors on average while bytes move (CPU seconds over seconds).
     """
 
     values: Sequence[float]
     divisors: Sequence[float] = ()
-    cpu: float = 0.0
+    cost: float = 0.0
+    busy: float = 0.0
 
 
 class ComparisonOutcome(enum.StrEnum):
@@ -78,8 +80,8 @@ class Difference:
         low: Lower end of the ratio's interval.
         high: Upper end of the ratio's interval.
         spread: The larger of the two sides' interquartile ranges, over the median.
-        cpu: How far processors differ and not the fabric, as a share: the two sides' busy processors for the same work,
-            their pace at the same step, and what other work took of them on either side.
+        cpu: How far processors differ and not the fabric, as a share: in CPU time for a byte (as far as they are busy
+            with it), in their pace at the same step, and by what other work took of them on either side.
         larger_is_better: Whether a larger figure is better.
     """
 
@@ -113,8 +115,8 @@ class Difference:
             return f"{self.what}: no significant effect ({_signed(self.ratio)}; {within})"
         if self.outcome is ComparisonOutcome.NO_VERDICT and self.cpu > self.spread:
             return (
-                f"{self.what}: no verdict, as processors differ by {self.cpu:.0%} of the time (interval {within}) and "
-                f"the two by {abs(self.ratio - 1):.0%}; measure again when the machines are idle"
+                f"{self.what}: no verdict, as processors differ by {self.cpu:.0%} (interval {within}) and the two by "
+                f"{abs(self.ratio - 1):.0%}; measure again when the machines are idle"
             )
         if self.outcome is ComparisonOutcome.NO_VERDICT:
             return (
@@ -186,6 +188,8 @@ def overall(differences: Sequence[Difference]) -> str:
         undecided = len(by[ComparisonOutcome.NO_VERDICT])
         but = f"; {undecided} cannot be decided" if undecided else ""
         return f"No significant effect in {len(by[ComparisonOutcome.NO_EFFECT])} of {len(differences)} figures{but}."
+    if sum(d.cpu > d.spread for d in differences) * 2 > len(differences):
+        return "No verdict: processors differ more than the two; measure both again when the machines are idle."
     return "No verdict: the samples spread more than the two differ; measure both again with --preset full."
 
 
@@ -242,10 +246,12 @@ def _sharing_cores(fabric: Fabric) -> bool:
 
 def _link_samples(points: Sequence[Point]) -> _SampleSets:
     """Return one value for each pair where there are enough pairs, else all samples of all pairs."""
-    cpu = median([p.cpu_seconds * statistics.rate(p) / p.moved_bytes if p.moved_bytes else 0.0 for p in points])
+    moving = [p for p in points if p.moved_bytes]
+    cost = median([p.cpu_seconds / p.moved_bytes for p in moving]) if moving else 0.0
+    busy = median([p.cpu_seconds / p.moved_bytes * statistics.rate(p) for p in moving]) if moving else 0.0
     values = [median(p.samples) if p.what == "round trip" else statistics.rate(p) for p in points]
     return _SampleSets(
-        values if len(values) >= MIN_SAMPLES else [s for point in points for s in point.samples], cpu=cpu
+        values if len(values) >= MIN_SAMPLES else [s for point in points for s in point.samples], cost=cost, busy=busy
     )
 
 
@@ -279,7 +285,8 @@ def _difference(
         statistics.spread(samples) for side in (ours, theirs) for samples in (side.values, side.divisors) if samples
     )
     what, unit, better = figure
-    cpu = max(cpu, abs(theirs.cpu - ours.cpu))
+    if theirs.cost and ours.cost:
+        cpu = max(cpu, _apart(ours.cost, theirs.cost) * min(1.0, max(ours.busy, theirs.busy)))
     return Difference(what, unit, a, b, b / a, float(low), float(high), spread, cpu, better)
 
 

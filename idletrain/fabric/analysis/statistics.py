@@ -139,22 +139,32 @@ def line_rate(fabric: Fabric) -> float | None:
     """Return what the slowest node's link can carry in one direction, in bytes/s with headers; None if nothing says it.
 
     That is the nominal speed of its network card, or the fastest streams that it was seen to carry, if those were
-    faster or the card's speed says nothing: it is unknown, or the nodes share a machine.
+    faster or the card's speed says nothing: it is unknown, or all nodes share a machine.
     """
-    hosts = [node.get("host", n) for n, node in enumerate(fabric.nodes)]
-    apart = len(set(hosts)) == len(hosts)
     nominal = [float(node.get("link_bits_per_second") or 0.0) / 8 for node in fabric.nodes]
-    known = apart and min(nominal, default=0.0) > 0
+    known = len(set(_hosts(fabric))) > 1 and min(nominal, default=0.0) > 0
     fastest = [max(nominal[node] if known else 0.0, _fastest(fabric, node)) for node in range(len(fabric.nodes))]
     return min((rate for rate in fastest if rate), default=None)
 
 
 def _fastest(fabric: Fabric, node: int) -> float:
-    """Return the fastest streams that a node's link carried in one direction, all connections at once added up."""
-    streams = [p for what in ("one way", "both ways", "flows", "incast") for p in points_of_kind(fabric, what)]
+    """Return the fastest streams that a node's link carried in one direction, all connections at once added up.
+
+    Where nodes are on several machines, bytes between those of one machine go over no link, nor do some of an incast.
+    """
+    hosts = _hosts(fabric)
+    several, apart = len(set(hosts)) > 1, len(set(hosts)) == len(hosts)
+    kinds = ("one way", "both ways", "flows", *(("incast",) if apart or not several else ()))
+    streams = [
+        p for what in kinds for p in points_of_kind(fabric, what) if not several or hosts[p.source] != hosts[p.target]
+    ]
     # An incast's sum goes over the target's link alone.
     ends = [(p, (p.target,) if p.what == "incast" else (p.source, p.target)) for p in streams]
     return max((on_the_wire(fabric, point) for point, nodes in ends if node in nodes), default=0.0)
+
+
+def _hosts(fabric: Fabric) -> list[object]:
+    return [node.get("host", number) for number, node in enumerate(fabric.nodes)]
 
 
 def cpu_per_gb(points: Iterable[Point]) -> float | None:

@@ -280,8 +280,8 @@ async def _run_parts(
     finally:  # also on Ctrl-C
         telling.cancel()
         await workers.client.run(tasks.end_parts, on_error="ignore")
-    results: list[Any] = await asyncio.gather(*parts, return_exceptions=True)
-    return results
+    results: list[Any] = await asyncio.gather(*parts, telling, return_exceptions=True)
+    return results[: len(parts)]
 
 
 async def _tell_parts(workers: MeasuredNodes, say: Say) -> None:

@@ -82,7 +82,8 @@ def pushes(rate: float, cpu: float) -> Fabric:
 def test_what_processors_took_longer_for_is_not_the_fabric_s_doing() -> None:
     (difference,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.45))
     assert difference.outcome is ComparisonOutcome.NO_VERDICT
-    assert "processors differ by 15% of the time" in difference.sentence
+    assert "processors differ by 18%" in difference.sentence
+    assert "measure both again when the machines are idle" in compare.overall([difference])
     (difference,) = compare.compare(pushes(1e6, 0.3), pushes(0.91e6, 0.3))
     assert difference.outcome is ComparisonOutcome.DIFFERENT
 
@@ -181,6 +182,12 @@ def test_the_order_of_two_looks_changes_no_verdict() -> None:
         assert [d.outcome is ComparisonOutcome.DIFFERENT for d in there] == [
             d.outcome is ComparisonOutcome.DIFFERENT for d in back
         ]
+
+
+def test_a_link_that_is_ten_times_faster_is_noticed_though_processors_have_more_to_do() -> None:
+    slow, fast = pushes(125e6, 0.125), pushes(1250e6, 1.25)  # a second of a processor for 10^9 bytes
+    assert [d.outcome for d in compare.compare(slow, fast)] == [ComparisonOutcome.DIFFERENT]
+    assert [d.outcome for d in compare.compare(fast, slow)] == [ComparisonOutcome.DIFFERENT]
 
 
 @pytest.mark.parametrize(("hosts", "compared"), [(4, True), (2, True), (1, False)])

@@ -51,6 +51,16 @@ def test_a_card_s_speed_says_nothing_of_nodes_on_one_machine() -> None:
     assert statistics.line_rate(Fabric({}, one_machine, points)) == pytest.approx(12.5e6)
 
 
+def test_bytes_within_a_machine_say_nothing_of_the_links_between_several() -> None:
+    two_by_two = [{**node, "host": f"h{n // 2}", "link_bits_per_second": 10**9} for n, node in enumerate(nodes(4))]
+    points = [
+        link(a, b, 3e9 if a // 2 == b // 2 else 124e6 * PAYLOAD) for a in range(4) for b in range(4) if a != b
+    ] + [Point("incast", "socket", 1, 0, (1e9, 60e6, 60e6), 3)]
+    assert statistics.line_rate(Fabric({}, two_by_two, points)) == 10**9 / 8
+    unknown = [{**node, "link_bits_per_second": None} for node in two_by_two]
+    assert statistics.line_rate(Fabric({}, unknown, points)) == pytest.approx(124e6)
+
+
 def test_a_line_s_rate_is_no_less_than_what_the_slowest_node_s_link_was_seen_to_carry() -> None:
     cards = nodes(3, link_bits_per_second=10**8)
     points = [

@@ -161,7 +161,7 @@ class PlannedSteps:
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
         if math.log2(self._steps).is_integer() and not last and _on_cpu(inputs):  # planning takes time, so rarely
-            self._check_profile(built, inputs, target)
+            self._check_profile(built)
         return loss.detach()
 
     def store(self, state_file: StateFile) -> None:
@@ -267,9 +267,9 @@ class PlannedSteps:
     def _make_swap(self, device: torch.device, size: int) -> DiskSwap | PinnedSwap:
         return PinnedSwap(device, size) if device.type == "cuda" else DiskSwap(self._room.scratch, size)
 
-    def _check_profile(self, built: _Built, inputs: Any, target: Any) -> None:
-        """Correct the profile if the last step's CPU time or the link's speed is far from it, and choose again if by it
-        another plan would be much quicker.
+    def _check_profile(self, built: _Built) -> None:
+        """Correct the profile if the last step's CPU time or the link's speed is far from it, and take another plan if
+        that is much quicker by the corrected one alone.
         """
         assert self._learnt
         profile, executor = self._learnt.profile, built.executor
@@ -286,14 +286,16 @@ class PlannedSteps:
             return
         learnt = replace(self._learnt, profile=replace(profile, units=units, link=link))
         with contextlib.suppress(InfeasibleError):  # the present plan is feasible
-            quickest = make_memory_plan(learnt.profile, built.plan.budget_bytes)
-            present = simulate(built.plan.footprint(learnt.profile), link).seconds
-            if present <= quickest.seconds * (1 + REPLAN_ERROR):
-                self._adopt(learnt, built.plan)
-                return
-            self.store(self._state_file)
-            self.close()
-            self._adopt(learnt, self._best_plan(learnt, inputs, target))
+            behind, quickest = _behind(built.plan, learnt.profile)
+            if behind > 1 + REPLAN_ERROR:  # or trials chose it, though it was as far behind by the profile of then
+                behind /= _behind(built.plan, profile)[0]
+            self._adopt(learnt, quickest if behind > 1 + REPLAN_ERROR else built.plan)
+
+
+def _behind(plan: MemoryPlan, profile: Profile) -> tuple[float, MemoryPlan]:
+    """Return how many times as long as the quickest plan one takes by a profile, and the quickest."""
+    quickest = make_memory_plan(profile, plan.budget_bytes)
+    return simulate(plan.footprint(profile), profile.link).seconds / quickest.seconds, quickest
 
 
 def _on_cpu(inputs: Any) -> bool:

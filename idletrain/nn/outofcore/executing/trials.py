@@ -6,6 +6,7 @@ The bits of a step do not depend on its plan, so neither does a run's result dep
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,6 +19,7 @@ VARIATION = 0.05  # of a budget, by which the peaks of steps by one plan differ 
 CLOSE = 1.15  # times the quickest plan's seconds: within it, another trial decides
 WARM_UP, TIMED = 1, 2  # steps of a trial; the first loads parameters, and takes memory for code
 TIGHTER = 3  # plans for smaller budgets, where steps take more memory than was predicted
+MOST_SECONDS = 15.0  # after which no other trial begins: a worker that is silent for a minute counts as hung
 
 
 class TriedStep(NamedTuple):
@@ -28,51 +30,59 @@ class TriedStep(NamedTuple):
 
 
 def measured_plan(
-    profile: Profile, budget_bytes: int, run: Callable[[MemoryPlan], TriedStep], *, stream: bool = True
+    profile: Profile,
+    budget_bytes: int,
+    run: Callable[[MemoryPlan], TriedStep],
+    *,
+    stream: bool = True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> MemoryPlan:
     """Return the quickest of the plans that are predicted to be good and that keep to a budget, with its seconds as
     measured.
 
-    Where none keeps to it, plans for less memory are tried; the one that takes least is the last resort.
+    Where none keeps to it, plans for less memory are tried; the one that takes least is the last resort. Where steps
+    take long, few plans are tried.
 
     Args:
         profile: The network.
         budget_bytes: Memory for a whole step.
         run: Runs some steps by a plan, and returns the best of them.
         stream: Whether parameters and optimizer state may be streamed.
+        clock: Tells the seconds.
 
     Raises:
         InfeasibleError: no plan is predicted to fit the budget.
     """
     plan = make_memory_plan(profile, budget_bytes, stream=stream)
+    ends = clock() + MOST_SECONDS
     most, tried = int(budget_bytes * (1 - VARIATION)), [(plan, run(plan))]
     for _ in range(TIGHTER):
-        if tried[-1][1].peak_bytes <= most:
+        if tried[-1][1].peak_bytes <= most or clock() > ends:
             break
         less = plan.budget_bytes - (tried[-1][1].peak_bytes - most)
         try:
             plan = make_memory_plan(profile, less, stream=stream)
-        except InfeasibleError:
+            tried.append((plan, run(plan)))
+        except (InfeasibleError, RunError):
             break
-        tried.append((plan, run(plan)))
     for candidate in candidate_plans(plan):
+        if clock() > ends:
+            break
         with contextlib.suppress(RunError):  # it needs more scratch space than there is, or recomputes what differs
             tried.append((candidate, run(candidate)))
     fitting = [(p, trial) for p, trial in tried if trial.peak_bytes <= most]
     if not fitting:
         return _as_measured(*min(tried, key=lambda pair: pair[1].peak_bytes))
-    return _as_measured(*_quickest(fitting, run))
-
-
-def _quickest(
-    tried: Sequence[tuple[MemoryPlan, TriedStep]], run: Callable[[MemoryPlan], TriedStep]
-) -> tuple[MemoryPlan, TriedStep]:
-    """Return the quickest plan, after another trial of those that are close to it."""
-    limit = CLOSE * min(trial.seconds for _, trial in tried)
-    close = [(plan, trial) for plan, trial in tried if trial.seconds <= limit]
-    if len(close) > 1:
+    close = _close(fitting)
+    if len(close) > 1 and clock() < ends:
         close = [(plan, best_of([trial, run(plan)])) for plan, trial in close]
-    return min(close, key=lambda pair: pair[1].seconds)
+    return _as_measured(*min(close, key=lambda pair: pair[1].seconds))
+
+
+def _close(tried: Sequence[tuple[MemoryPlan, TriedStep]]) -> list[tuple[MemoryPlan, TriedStep]]:
+    """Return the quickest plan and those that are close to it."""
+    limit = CLOSE * min(trial.seconds for _, trial in tried)
+    return [(plan, trial) for plan, trial in tried if trial.seconds <= limit]
 
 
 def best_of(steps: Sequence[TriedStep]) -> TriedStep:

@@ -17,6 +17,7 @@ from idletrain.nn.outofcore.executing import trainer
 from idletrain.nn.outofcore.executing.execute import CHECKPOINT_BYTES
 from idletrain.nn.outofcore.executing.trainer import Known, MemoryRoom, PlannedSteps
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
+from idletrain.nn.outofcore.planning.profile import SwapLink
 from outofcore.executing.test_weights import filled_state_file
 from outofcore.networks import Case
 
@@ -113,6 +114,30 @@ def test_a_profile_that_is_no_longer_true_is_taken_again(tmp_path: Path) -> None
     second.close()
     assert second.plans == 2  # the one it was given, and one by what it saw
     assert known[shapes].profile.compute_seconds < 0.7 * sum(u.forward_seconds + u.backward_seconds for u in slow)
+
+
+def test_a_plan_that_a_corrected_profile_shows_to_be_slow_is_replaced(tmp_path: Path) -> None:
+    case = Case("residual")
+    case.x, case.y = case.x.repeat(8, 1, 1, 1), case.y.repeat(8)
+    budget, known = least(case, tmp_path), dict[Any, Any]()
+    first = planned(case, copy.deepcopy(case.module), tmp_path, budget, known)
+    first.step(case.x, case.y)
+    assert first.plan
+    modes = (*"R" * (len(first.plan.unit_modes) - 1), "K")  # predictions alone count here, not whether it fits
+    first.close()
+    (shapes,) = known
+    true = known[shapes].profile
+    times = ("forward_seconds", "backward_seconds", "recompute_seconds")
+    free = tuple(replace(u, **{name: getattr(u, name) / 1e6 for name in times}) for u in true.units)
+    no_time = replace(true, units=free, link=SwapLink(1e11, 1e11))  # by which to recompute is quickest
+    known[shapes] = replace(known[shapes], profile=no_time, plan=replace(first.plan, unit_modes=modes, streamed=False))
+    module = copy.deepcopy(case.module)
+    second = planned(case, module, tmp_path, budget, known)
+    second.step(case.x, case.y)
+    assert second.plan
+    assert second.plan.unit_modes != modes
+    second.step(case.x, case.y)  # which builds it
+    second.close()
 
 
 def test_a_budget_that_nothing_fits_is_reported_with_the_smallest_that_does(tmp_path: Path) -> None:

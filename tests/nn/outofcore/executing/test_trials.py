@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from idletrain.nn.outofcore.executing.disk import ScratchError
-from idletrain.nn.outofcore.executing.trials import VARIATION, TriedStep, measured_plan
+from idletrain.nn.outofcore.executing.trials import MOST_SECONDS, VARIATION, TriedStep, measured_plan
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, candidate_plans, make_memory_plan
 from outofcore.made_up import made_up
 
@@ -73,6 +73,19 @@ def test_where_no_plan_keeps_to_the_budget_it_is_the_one_of_least_memory() -> No
 def test_what_fits_in_core_has_no_trial_of_others() -> None:
     machine = Machine(lambda _plan: 1.0)
     assert set(measured_plan(PROFILE, 10 * BUDGET, machine).unit_modes) == {"K"}
+    assert len(machine.ran) == 1
+
+
+def test_no_other_plan_is_tried_where_steps_take_long() -> None:
+    now = [0.0]
+
+    def slow(plan: MemoryPlan) -> float:
+        now[0] += MOST_SECONDS + 1
+        return plan.seconds
+
+    machine = Machine(slow)
+    chosen = measured_plan(PROFILE, BUDGET, machine, clock=lambda: now[0])
+    assert chosen.unit_modes == make_memory_plan(PROFILE, BUDGET).unit_modes
     assert len(machine.ran) == 1
 
 
