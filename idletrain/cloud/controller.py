@@ -82,7 +82,7 @@ class FleetController:
         self._times = PoolTimes()
         self._unanswered: UnansweredRequest | None = None
         self.waiting_for = ""
-        self._attempts = 0
+        self._attempts = self._failed_lists = 0
         self._pools_in_use: set[Pool] = set()
         self._expected: dict[str, FleetMachine] = {}
         self._events: list[Mapping[str, Any]] = []
@@ -153,7 +153,9 @@ class FleetController:
             instances = await asyncio.to_thread(self._account.instances, self._record.run, COUNTED_STATES)
         except IdletrainError as error:  # training continues; missing nodes are launched once the cloud answers again
             self._wait_for(str(error))
-            return reconcile.CHECK_SECONDS
+            self._failed_lists += 1
+            return _pause(self._failed_lists)
+        self._failed_lists = 0
         self._log_machines(instances)
         self._forget_carried_out(instances)
         if self._detached:
@@ -216,8 +218,7 @@ class FleetController:
         outcome = await _finish_uncancelled(asyncio.ensure_future(call))
         now = time.time()
         if outcome.repeat:
-            pause = reconcile.pause_seconds(sent.tries, random.random())  # noqa: S311 (no secret)
-            self._unanswered = replace(sent, tries=sent.tries + 1, due=time.monotonic() + pause)
+            self._unanswered = replace(sent, tries=sent.tries + 1, due=time.monotonic() + _pause(sent.tries + 1))
             self._wait_for(outcome.why)
             return False
         self._unanswered = None
@@ -311,6 +312,11 @@ class FleetController:
             for event in self._events[self._reported_count :]:
                 self._report(**event)
             self._reported_count = len(self._events)
+
+
+def _pause(failures: int) -> float:
+    """Return how long to wait after so many failures in a row."""
+    return reconcile.pause_seconds(failures - 1, random.random())  # noqa: S311 (no secret)
 
 
 async def _finish_uncancelled(call: asyncio.Future[LaunchOutcome]) -> LaunchOutcome:

@@ -17,6 +17,7 @@ from idletrain.observe.cost import MOST_SPARES, must_stop
 # ten seconds, three of them for the calls themselves. Where they are answered, that is some 515 of DescribeInstances an
 # hour, and where nodes are missing as many of CreateFleet; twice as many where neither spot nor on-demand has capacity.
 CHECK_SECONDS = 7.0
+REPEAT_SECONDS = 4.0  # the longest pause before a call without an answer is repeated: it leaves time to ask two markets
 CHANGE_SECONDS = 1.0  # until the next look after a change
 PREFER_OTHERS_SECONDS = 180.0  # after a pool had no capacity: Karpenter skips it for as long
 NOTICE_LEFT_SECONDS = 420.0  # before the deadline: time to write the last snapshot and to take the fleet down
@@ -182,7 +183,7 @@ def next_check_seconds(wanted: DesiredFleet, times: PoolTimes, *, changed: bool,
     return min(max(min(dues) - now, 0.0), CHECK_SECONDS)
 
 
-def pause_seconds(tries: int, jitter: float, longest: float = CHECK_SECONDS) -> float:
+def pause_seconds(tries: int, jitter: float, longest: float = REPEAT_SECONDS) -> float:
     """Return how long to wait before a request is repeated: longer after each try, and never for all at the same time.
 
     Args:

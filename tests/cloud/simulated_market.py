@@ -103,6 +103,7 @@ class SimulatedMarket:
         clock = SimpleNamespace(time=self._loop.time, monotonic=self._loop.time)
         with contextlib.closing(self._loop), pytest.MonkeyPatch.context() as patch:
             patch.setattr(controller, "time", clock)
+            patch.setattr(controller, "random", SimpleNamespace(random=lambda: 0.999))  # the longest pauses
             self._tell = keeper = controller.FleetController(self, record, "tls://127.0.0.1:1")  # type: ignore[arg-type]
             begin = self._loop.now
             for pool, trace in self._traces.items():

@@ -15,6 +15,7 @@ from idletrain.cloud.reconcile import (
     LOST_SECONDS,
     MACHINE_JOIN_SECONDS,
     PREFER_OTHERS_SECONDS,
+    REPEAT_SECONDS,
     DesiredFleet,
     FleetMachine,
     Launch,
@@ -216,6 +217,6 @@ def test_after_what_is_decided_there_is_nothing_to_launch(kinds: list[tuple[bool
 
 
 def test_pauses_grow_up_to_a_bound_and_differ_between_heads() -> None:
-    assert [pause_seconds(tries, 0.0) for tries in (0, 1, 2, 20)] == [0.5, 1.0, 2.0, CHECK_SECONDS / 2]
-    assert [pause_seconds(tries, 1.0) for tries in (0, 1, 2, 20)] == [1.0, 2.0, 4.0, CHECK_SECONDS]
+    assert [pause_seconds(tries, 0.0) for tries in (0, 1, 2, 20)] == [0.5, 1.0, 2.0, REPEAT_SECONDS / 2]
+    assert [pause_seconds(tries, 1.0) for tries in (0, 1, 2, 20)] == [1.0, 2.0, 4.0, REPEAT_SECONDS]
     assert pause_seconds(20, 0.5, longest=8.0) == 6.0
