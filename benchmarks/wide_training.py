@@ -208,7 +208,8 @@ def tuned(
     tried = []
     for candidate in (replace(recipe, lr=lr) for lr in rates):
         result = curve(candidate, sets.train, sets.test, moments, seed)
-        trial = SamplerTrial(recipe.name, result.points[-1].steps, right_at_1(result.network, sets.valid))
+        end = result.points[-1]
+        trial = SamplerTrial(recipe.name, end.steps, end.seconds, right_at_1(result.network, sets.valid))
         tried.append((candidate, trial, result))
     return *max(tried, key=lambda candidate: candidate[1].precision), [
         (candidate, result.points) for candidate, _, result in tried

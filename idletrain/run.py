@@ -129,7 +129,7 @@ def compose(
     """
     check_run(job, options)
     if job.model.args.get("sampler") == "auto":
-        report("trying samplers for a minute")
+        report("trying samplers, for two minutes at most")
     settled = settle(job)
     report("reading the model and the data")
     prepared = prepare(settled)
@@ -197,8 +197,8 @@ def check_run(job: Job, options: RunOptions) -> None:
 
 
 def settle(job: Job) -> Job:
-    """Return the job with what its run decided at its start, if it has a run; else with its sampler chosen by a
-    minute's trial if it says `auto`.
+    """Return the job with what its run decided at its start, if it has a run; else with its sampler chosen by
+    trials if it says `auto`.
 
     Raises:
         JobError: the job does not fit together.

@@ -1,14 +1,15 @@
 """Choose the sampler of `sampler: auto`: train the job's network on its data with each for equal times.
 
-Uniform negatives with the correction stay unless another sampler is significantly better on held-out rows. On most data
-sets none is (many labels with one or two rows); on confusable labels, retrieval is much better.
+Successive halving (arXiv 1502.07943): all have half of the time, the best of them the other half, from the start again.
+What is best on held-out rows is taken, however small its lead: where two are alike, it does not matter which.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,11 +32,11 @@ from idletrain.nn.wide.ranking import hits
 
 logger = logging.getLogger(__name__)
 SamplerSetting = str | Mapping[str, Any]
-TRIAL_SECONDS = 60.0
+TRIAL_SECONDS, PART_OF_RUN = 120.0, 0.05  # of all trials together, whichever is less: in time, and in steps of the run
+FINALISTS = 2
 SAMPLER_CANDIDATES: tuple[SamplerSetting, ...] = ("uniform", "log-uniform", "simhash", "dwta", "inverted-file")
 HELD_OUT = 4000  # rows: a standard error of 0.5 percentage points at a P@1 of 10 %
 HELD_OUT_PART = 5  # of a small data set a fifth is held out
-SIGNIFICANT_ERRORS = 2.0  # standard errors of the difference row by row, beyond which it is significant
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ class SamplerTrial:
     Attributes:
         sampler: The job's `sampler` setting.
         steps: Steps trained in the time.
+        seconds: The time.
         hits: For each held-out row, whether its top-ranked label is one of its labels.
     """
 
     sampler: SamplerSetting
     steps: int
+    seconds: float
     hits: NDArray[np.bool_]
 
     @property
@@ -66,50 +69,70 @@ def choose_sampler(
     seconds: float | None = None,
     candidates: Sequence[SamplerSetting] | None = None,
 ) -> tuple[SamplerSetting, list[SamplerTrial]]:
-    """Try samplers and choose the first one unless another is significantly better.
+    """Try samplers and choose the one that is best on held-out rows.
 
     Args:
         model: The job's model settings; the choice is for `sampler` in its `args`.
         data: The job's data settings.
         training: The job's training settings; each sampler is tried with its optimizer and batch size, on the whole
             network.
-        seconds: Training time of all samplers together; a minute if None.
+        seconds: Training time of all samplers together; if None, two minutes, or a twentieth of the run's steps where
+            those take less.
         candidates: Samplers to try; `SAMPLER_CANDIDATES` if None.
 
     Returns:
-        The chosen sampler, and every trial.
+        The chosen sampler, and the last trial of each.
 
     Raises:
         JobError: The job's settings contradict each other.
     """
-    trials: list[SamplerTrial] = []
     candidates = SAMPLER_CANDIDATES if candidates is None else candidates
-    for sampler in candidates:
+    most_steps = math.inf if seconds else PART_OF_RUN * training.steps
+    seconds = seconds or TRIAL_SECONDS
+
+    def trial(sampler: SamplerSetting, seconds: float, most_steps: float) -> SamplerTrial:
         settings = model.model_copy(update={"args": {**model.args, "sampler": sampler}})
+        return _try(from_settings(settings, data, training), sampler, seconds, most_steps)
+
+    stages = 2 if len(candidates) > FINALISTS else 1
+    trials = _equally_long(trial, candidates, seconds / stages, most_steps / stages)
+    if stages == 1:
+        return best(trials, 1)[0].sampler, trials
+    finalists = [one.sampler for one in best(trials, FINALISTS)]
+    finals = _equally_long(trial, finalists, seconds / stages, most_steps / stages)
+    others = [one for one in trials if one.sampler not in finalists]
+    return best(finals, 1)[0].sampler, [*finals, *others]
+
+
+def best(trials: Sequence[SamplerTrial], count: int) -> list[SamplerTrial]:
+    """Return the trials with the highest P@1, the best first; of equal ones the first."""
+    return sorted(trials, key=lambda one: -one.precision)[:count]
+
+
+def _equally_long(
+    trial: Callable[[SamplerSetting, float, float], SamplerTrial],
+    samplers: Sequence[SamplerSetting],
+    seconds: float,
+    most_steps: float,
+) -> list[SamplerTrial]:
+    """Try samplers for a part of some seconds each, or as long as the first takes for its part of some steps."""
+    trials: list[SamplerTrial] = []
+    each, steps = seconds / len(samplers), max(1.0, most_steps / len(samplers))
+    for sampler in samplers:
         try:
-            prepared = from_settings(settings, data, training)
-            trials.append(_try(prepared, sampler, (seconds or TRIAL_SECONDS) / len(candidates)))
+            trials.append(trial(sampler, each, steps))
         except (JobError, ValueError) as error:  # its index would not fit, or rows are no longer finite
             if not trials:
                 raise
             logger.info("sampler %s: %s", sampler, error)
             continue
+        each, steps = trials[0].seconds, math.inf
         logger.info("sampler %s: P@1 %.4f after %d steps", sampler, trials[-1].precision, trials[-1].steps)
-    return best_trial(trials).sampler, trials
+    return trials
 
 
-def best_trial(trials: Sequence[SamplerTrial]) -> SamplerTrial:
-    """Return the trial with the highest P@1 among those significantly better than the first; else the first."""
-    return max((t for t in trials if t is trials[0] or _beats(t.hits, trials[0].hits)), key=lambda t: t.precision)
-
-
-def _beats(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> bool:
-    differs = ours.astype(np.float64) - theirs
-    return bool(differs.mean() > SIGNIFICANT_ERRORS * differs.std() / len(differs) ** 0.5)
-
-
-def _try(prepared: Prepared, sampler: SamplerSetting, seconds: float) -> SamplerTrial:
-    """Train the whole network for `seconds`, rebuilding its index every round, and score held-out rows."""
+def _try(prepared: Prepared, sampler: SamplerSetting, seconds: float, most_steps: float) -> SamplerTrial:
+    """Train the whole network for some seconds or steps, rebuilding its index every round, and score held-out rows."""
     program = replace(prepared.program, layout=groups.whole(prepared.program.module))
     training, samples = program.training, program.source.open()
     if not isinstance(samples, SparseSamples):
@@ -134,14 +157,15 @@ def _try(prepared: Prepared, sampler: SamplerSetting, seconds: float) -> Sampler
 
     rebuild(0)
     work.step(training_rows, batches, 0)  # not counted, as it may compile
-    started, steps = time.perf_counter(), 0
-    while time.perf_counter() - started < seconds:
+    started, steps, passed = time.perf_counter(), 0, 0.0
+    while passed < seconds and steps < most_steps:
         if steps % training.local_steps == 0:
             rebuild(steps // training.local_steps)
         steps += 1
         work.step(training_rows, batches, steps)
+        passed = time.perf_counter() - started
     network = assembled(prepared.module, [p.detach() for p in work.module.parameters() if p.requires_grad]).eval()
-    return SamplerTrial(sampler, steps, _hits(network, samples, held_out))
+    return SamplerTrial(sampler, steps, passed, _hits(network, samples, held_out))
 
 
 def _hits(network: Any, samples: SparseSamples, rows: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""`sampler: auto`: uniform stays unless something is better beyond chance."""
+"""`sampler: auto`: all samplers are tried, the best of them once more, and the best of these is taken."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import numpy as np
 import pytest
 
 from idletrain.autotune import sampler_trial
-from idletrain.autotune.sampler_trial import SamplerTrial, best_trial, choose_sampler
+from idletrain.autotune.sampler_trial import FINALISTS, PART_OF_RUN, SamplerTrial, best, choose_sampler
 from idletrain.errors import JobError
 from idletrain.job_file import parse_job
 from idletrain.optimizer_settings import OptimizerSettings
 
 
 def scored(name: str, right: int, of: int = 1000) -> SamplerTrial:
-    return SamplerTrial(name, 1, np.arange(of) < right)
+    return SamplerTrial(name, 1, 1.0, np.arange(of) < right)
 
 
-def test_the_first_stays_unless_another_is_better_beyond_chance() -> None:
-    assert best_trial([scored("uniform", 100), scored("simhash", 102)]).sampler == "uniform"
-    assert best_trial([scored("uniform", 100), scored("simhash", 130), scored("dwta", 140)]).sampler == "dwta"
-    assert best_trial([scored("uniform", 100), scored("simhash", 50)]).sampler == "uniform"
-    assert best_trial([scored("uniform", 100), scored("simhash", 100)]).sampler == "uniform"
+def test_the_best_come_first_and_of_equal_ones_the_first() -> None:
+    trials = [scored("uniform", 100), scored("simhash", 102), scored("dwta", 100), scored("all", 50)]
+    assert [trial.sampler for trial in best(trials, 3)] == ["simhash", "uniform", "dwta"]
+    assert [trial.sampler for trial in best(trials[2:], 5)] == ["dwta", "all"]
 
 
 @pytest.fixture
@@ -63,8 +62,39 @@ def test_every_candidate_is_trained_for_its_time(job: object, monkeypatch: pytes
     chosen, trials = choose_sampler(job.model, job.data, job.training, seconds=300, candidates=candidates)
     assert [t.sampler for t in trials] == list(candidates)
     assert chosen in candidates
-    assert [t.steps for t in trials] == [149, 149]
+    assert [t.steps for t in trials] == [150, 150]
     assert all(t.precision > 0.2 for t in trials), [(t.steps, t.precision) for t in trials]  # by chance 0.02
+
+
+def test_the_best_of_the_first_trials_are_tried_once_more_and_that_decides(
+    job: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, tried = {"a": [300, 100], "b": [200, 400], "c": [100], "d": [50]}, []
+
+    def trial(_prepared: object, sampler: str, seconds: float, most_steps: float) -> SamplerTrial:
+        tried.append((sampler, seconds, most_steps))
+        return SamplerTrial(sampler, 1, min(seconds, 6.0), np.arange(1000) < right[sampler].pop(0))
+
+    monkeypatch.setattr(sampler_trial, "from_settings", lambda *_: None)
+    monkeypatch.setattr(sampler_trial, "_try", trial)
+    chosen, trials = choose_sampler(job.model, job.data, job.training, seconds=40.0, candidates=("a", "b", "c", "d"))
+    assert chosen == "b"
+    assert [(name, seconds) for name, seconds, _ in tried] == [
+        ("a", 5.0), ("b", 5.0), ("c", 5.0), ("d", 5.0), ("a", 10.0), ("b", 6.0),  # as long as the first
+    ]  # fmt: skip
+    assert sorted(trial.sampler for trial in trials) == ["a", "b", "c", "d"]
+
+
+def test_trials_of_a_short_run_take_a_twentieth_of_its_steps(job: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0, 1e-6)
+    monkeypatch.setattr(sampler_trial, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    training = job.training.model_copy(update={"rounds": 400})
+    candidates = tuple({"name": "uniform", "negatives": 5 + n} for n in range(4))
+    _, trials = choose_sampler(job.model, job.data, training, candidates=candidates)
+    half = PART_OF_RUN * training.steps / 2
+    assert training.steps == 400 * 10
+    assert [trial.steps for trial in trials[:FINALISTS]] == pytest.approx([half / 2] * FINALISTS, abs=1)
+    assert [trial.steps for trial in trials[FINALISTS:]] == pytest.approx([half / 4] * 2, abs=1)
 
 
 def test_a_job_is_settled_once_and_resumed_with_what_it_began_with(
