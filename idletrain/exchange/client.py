@@ -39,6 +39,7 @@ PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s; a part is a multiple of i
 PART_SECONDS = 0.02  # that a part travels over a faster link: beside training, an answer may take 10 ms
 MAX_PART_BYTES = 16 * PART_BYTES
 DATAGRAM_BYTES = 1 << 13  # a smaller payload travels in the call itself
+RELEASE_SECONDS = 1.0  # that a client which is closed waits until its pulls' slots are free
 PARTS_AT_ONCE = 2  # so that the link is not idle while the store answers
 STORE_CONNECT_SECONDS = 5.0  # workers of a dead head must not wait Dask's 30 s a try: the next head needs them
 
@@ -159,7 +160,8 @@ class StoreClient:
         if len(content) > ADMISSION_BYTES:
             await self._send_with_retries(lambda: self._rpc.admit_push(holder=holder_of(header.lease), urgent=urgent))
         if len(content) > PART_BYTES:
-            reply = await self._push_parts(header, content)
+            coded = payload is not None and payload.dtype == torch.uint8
+            reply = await self._push_parts(header, content, grow=not coded)
             if reply is not Reply.ACCEPTED and reply not in LATE_ROWS_REPLIES:
                 return Receipt(reply)
             content = content[:0]
@@ -220,15 +222,21 @@ class StoreClient:
         )
         return Reply(answer["reply"])
 
-    async def _push_parts(self, header: PushHeader, content: Tensor) -> Reply:
-        """Send parts in order, `PARTS_AT_ONCE` at a time; return the first refusal, else ACCEPTED."""
+    async def _push_parts(self, header: PushHeader, content: Tensor, *, grow: bool) -> Reply:
+        """Send parts in order, `PARTS_AT_ONCE` at a time; return the first refusal, else ACCEPTED.
+
+        Args:
+            header: Describes the payload.
+            content: Its bytes.
+            grow: Whether parts are larger over a quicker link; else the store sees soon when it has enough.
+        """
         header = replace(header, position="")  # which goes once, with the push
         sending: dict[asyncio.Task[Reply], int] = {}  # and the bytes of each
         start, stop, arrived, started = 0, len(content), 0, time.perf_counter()
         try:
             while start < stop or sending:
                 while start < stop and len(sending) < PARTS_AT_ONCE:
-                    part = content[start : start + self._part_bytes]
+                    part = content[start : start + (self._part_bytes if grow else PART_BYTES)]
                     sending[asyncio.create_task(self.part(header, start, part))] = len(part)
                     start += len(part)
                 done, _ = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
@@ -308,9 +316,11 @@ class StoreClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        for release in self._releases:
-            release.cancel()
-        await asyncio.gather(*self._releases, return_exceptions=True)
+        if self._releases:
+            _, late = await asyncio.wait(self._releases, timeout=RELEASE_SECONDS)
+            for release in late:
+                release.cancel()
+            await asyncio.gather(*self._releases, return_exceptions=True)
         if self._session:
             await self._session.close()
         await self._rpc.close_rpc()
