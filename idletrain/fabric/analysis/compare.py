@@ -80,8 +80,9 @@ class Difference:
         low: Lower end of the ratio's interval.
         high: Upper end of the ratio's interval.
         spread: The larger of the two sides' interquartile ranges, over the median.
-        cpu: How far processors differ and not the fabric, as a share: in CPU time for a byte (as far as they are busy
-            with it), in their pace at the same step, and by what other work took of them on either side.
+        cpu: How far processors differ and not the fabric, as a share: in CPU time for a byte, in their pace at the same
+            step, or by what other work took of them on either side; of bytes on a link, as far as they are busy with
+            them.
         larger_is_better: Whether a larger figure is better.
     """
 
@@ -285,8 +286,8 @@ def _difference(
         statistics.spread(samples) for side in (ours, theirs) for samples in (side.values, side.divisors) if samples
     )
     what, unit, better = figure
-    if theirs.cost and ours.cost:
-        cpu = max(cpu, _apart(ours.cost, theirs.cost) * min(1.0, max(ours.busy, theirs.busy)))
+    if theirs.cost and ours.cost:  # what takes little of the processors does not wait for them either
+        cpu = max(cpu, _apart(ours.cost, theirs.cost)) * min(1.0, max(ours.busy, theirs.busy))
     return Difference(what, unit, a, b, b / a, float(low), float(high), spread, cpu, better)
 
 

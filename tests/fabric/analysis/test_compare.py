@@ -190,6 +190,15 @@ def test_a_link_that_is_ten_times_faster_is_noticed_though_processors_have_more_
     assert [d.outcome for d in compare.compare(fast, slow)] == [ComparisonOutcome.DIFFERENT]
 
 
+def test_a_slow_link_takes_so_little_of_processors_that_other_work_explains_no_tenth_of_it() -> None:
+    slow, slower = pushes(100 * MBIT, 0.05), pushes(90 * MBIT, 0.05)
+    others = [{**node, "others_share": 0.2} for node in slow.nodes]
+    (difference,) = compare.compare(replace(slow, nodes=others), slower)
+    assert difference.outcome is ComparisonOutcome.DIFFERENT
+    (difference,) = compare.compare(replace(pushes(100 * MBIT, 0.9), nodes=others), pushes(90 * MBIT, 0.9))
+    assert difference.outcome is ComparisonOutcome.NO_VERDICT
+
+
 @pytest.mark.parametrize(("hosts", "compared"), [(4, True), (2, True), (1, False)])
 def test_a_stencil_is_compared_where_every_node_has_its_cores(hosts: int, compared: bool) -> None:
     one, steps = fabric(100 * MBIT, 1), tuple(np.random.default_rng(2).normal(1, 0.01, 15))
