@@ -63,27 +63,27 @@ class DesiredFleet:
 
 @dataclass(frozen=True)
 class PoolTimes:
-    """What is remembered of pools, in Unix seconds.
+    """When pools were requested, and when they had no machines, in Unix seconds.
 
     Attributes:
-        asked: When each pool was last asked for machines.
+        requested: When each pool's machines were last requested.
         dry: When it last had none, or took one back; others are preferred for `PREFER_OTHERS_SECONDS`.
     """
 
-    asked: Mapping[Pool, float] = field(default_factory=dict)
+    requested: Mapping[Pool, float] = field(default_factory=dict)
     dry: Mapping[Pool, float] = field(default_factory=dict)
 
     def after_request(self, pools: Collection[Pool], now: float) -> PoolTimes:
-        """Return the times once these pools have been asked."""
-        return PoolTimes({**self.asked, **dict.fromkeys(pools, now)}, self.dry)
+        """Return the times after a request to these pools."""
+        return PoolTimes({**self.requested, **dict.fromkeys(pools, now)}, self.dry)
 
     def after_failure(self, pools: Collection[Pool], now: float) -> PoolTimes:
         """Return the times once these pools had no machine, or took one back."""
-        return PoolTimes(self.asked, {**self.dry, **dict.fromkeys(pools, now)})
+        return PoolTimes(self.requested, {**self.dry, **dict.fromkeys(pools, now)})
 
     def due(self, pool: Pool) -> float:
-        """Return from when on a pool may be asked again although it was dry."""
-        return self.asked.get(pool, 0.0) + CHECK_SECONDS if pool in self.dry else 0.0
+        """Return from when on a pool may be requested again although it was dry."""
+        return self.requested.get(pool, 0.0) + CHECK_SECONDS if pool in self.dry else 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def decide(
     Args:
         wanted: The nodes that the job requests.
         machines: Nodes that are pending or running.
-        times: When pools were asked, and when they had no machines.
+        times: When pools were requested, and when they had no machines.
         may_launch: Whether the budget allows more machines.
         now: Unix seconds.
     """
@@ -170,7 +170,7 @@ def next_check_seconds(wanted: DesiredFleet, times: PoolTimes, *, changed: bool,
 
     Args:
         wanted: The nodes that the job requests.
-        times: When pools were asked, and when they had no machines.
+        times: When pools were requested, and when they had no machines.
         changed: Whether something was launched or terminated now, or is going to be in a moment.
         may_launch: Whether nodes are missing and the budget allows them.
         now: Unix seconds.
