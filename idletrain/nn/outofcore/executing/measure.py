@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from idletrain.nn.data.batches import call, device_of, fields_of, map_parts, tensors_of
-from idletrain.nn.outofcore.executing.resident import ResidentPeak, release_freed_memory
+from idletrain.nn.outofcore.executing.resident import ResidentPeak, give_back_pages, release_freed_memory
 from idletrain.nn.outofcore.executing.saved_tensors import SMALL_BYTES
 from idletrain.nn.outofcore.planning.profile import Unit
 from idletrain.nn.units import Installed, Piece
@@ -135,7 +135,7 @@ class _Trial:
         fixed: set[int],
         by_kernel: bool,
     ) -> None:
-        self._name, self._forward, self._fixed = name, forward, fixed
+        self._name, self._forward, self._fixed, self._by_kernel = name, forward, fixed, by_kernel
         self._arguments = args, kwargs
         self._parameters = [p for p in parameters if p.requires_grad]
         self._values = sum(p.nbytes for p in parameters)
@@ -235,6 +235,8 @@ class _Trial:
         return [self._seconds() for _ in range(TIMED)]
 
     def _seconds(self) -> tuple[float, float, float]:
+        if self._by_kernel:  # a step finds no free pages either, and zeroing new ones takes up to half of its time
+            give_back_pages()
         copies, leaves, _ = self._copied()
         started = self._now()
         out, _, last = self._run(copies)
