@@ -17,6 +17,9 @@ from idletrain.nn.outofcore.planning.profile import Profile
 
 VARIATION = 0.05  # of a budget, by which the peaks of steps by one plan differ (up to 4 % in the bench outofcore)
 CLOSE = 1.15  # times the quickest plan's seconds: within it, another trial decides
+# Times the quickest plan's seconds: within it, the plan that swaps least is taken. Steps of one plan differ as much
+# (the bench outofcore), and what is swapped costs others the disk and a core.
+ALIKE = 1.05
 WARM_UP, TIMED = 1, 2  # steps of a trial; the first loads parameters, and takes memory for code
 TIGHTER = 3  # plans for smaller budgets, where steps take more memory than was predicted
 MOST_SECONDS = 15.0  # after which no other trial begins: a worker that is silent for a minute counts as hung
@@ -38,7 +41,7 @@ def measured_plan(
     clock: Callable[[], float] = time.monotonic,
 ) -> MemoryPlan:
     """Return the quickest of the plans that are predicted to be good and that keep to a budget, with its seconds as
-    measured.
+    measured; of those that are as quick, the one that swaps least.
 
     Where none keeps to it, plans for less memory are tried; the one that takes least is the last resort. Where steps
     take long, few plans are tried.
@@ -73,16 +76,24 @@ def measured_plan(
     fitting = [(p, trial) for p, trial in tried if trial.peak_bytes <= most]
     if not fitting:
         return _as_measured(*min(tried, key=lambda pair: pair[1].peak_bytes))
-    close = _close(fitting)
+    close = _within(CLOSE, fitting)
     if len(close) > 1 and clock() < ends:
         close = [(plan, best_of([trial, run(plan)])) for plan, trial in close]
-    return _as_measured(*min(close, key=lambda pair: pair[1].seconds))
+    alike = _within(ALIKE, close)
+    return _as_measured(*min(alike, key=lambda pair: (_swapped_bytes(pair[0], profile), pair[1].seconds)))
 
 
-def _close(tried: Sequence[tuple[MemoryPlan, TriedStep]]) -> list[tuple[MemoryPlan, TriedStep]]:
-    """Return the quickest plan and those that are close to it."""
-    limit = CLOSE * min(trial.seconds for _, trial in tried)
+def _within(times: float, tried: Sequence[tuple[MemoryPlan, TriedStep]]) -> list[tuple[MemoryPlan, TriedStep]]:
+    """Return the quickest plan and those that take at most so many times its seconds."""
+    limit = times * min(trial.seconds for _, trial in tried)
     return [(plan, trial) for plan, trial in tried if trial.seconds <= limit]
+
+
+def _swapped_bytes(plan: MemoryPlan, profile: Profile) -> int:
+    """Return the bytes that a step by a plan writes to the disk."""
+    segments = plan.footprint(profile).segments
+    streamed = sum(s.parameter_bytes + s.state_bytes for s in segments) if plan.streamed else 0
+    return streamed + sum(s.stored_bytes for s in segments if s.swapped)
 
 
 def best_of(steps: Sequence[TriedStep]) -> TriedStep:

@@ -52,6 +52,16 @@ def test_plans_that_are_close_have_another_trial_which_decides() -> None:
     assert chosen.seconds == 0.9
 
 
+def test_of_plans_that_are_alike_the_one_that_swaps_least_is_taken() -> None:
+    machine = Machine(lambda plan: 1.0 if "S" in plan.unit_modes else 1.04)
+    chosen = measured_plan(PROFILE, BUDGET, machine)
+    assert any("S" in plan.unit_modes for plan in machine.ran)
+    assert not {"S", "Q"} & set(chosen.unit_modes)
+    assert chosen.seconds == 1.04
+    machine = Machine(lambda plan: 1.0 if "S" in plan.unit_modes else 1.06)
+    assert "S" in measured_plan(PROFILE, BUDGET, machine).unit_modes
+
+
 def test_a_plan_that_takes_more_than_the_budget_is_made_tighter_until_one_keeps_to_it() -> None:
     predicted = make_memory_plan(PROFILE, BUDGET)
     more = BUDGET - predicted.peak_bytes + 5 * MB
