@@ -12,6 +12,7 @@ from benchmarks.report import Figure, at_least, at_most
 SHOWN_MODES = 24  # of a plan in a table
 SMALLER = "smaller batch"
 SWAPPING = ("swap all", "swap, keep the tail")
+OVER_PLAN = {100.0: 1.52, 300.0: 1.15}  # at least, by the link's MB/s: the paper's, and what a quicker link leaves
 NAMED = (
     "swap all",
     "recompute all",
@@ -50,21 +51,21 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> list[Figure]:
     every = [row["any_single_over_plan"] for row in rows if row["any_single_over_plan"]]
     models = _of_models(rows, "any_single_over_plan")
     native = [row["plan_over_in_core"] for row in rows if not row["mb_per_second"]]
-    paced = [r["plan_over_in_core"] * r["predicted_in_core_seconds"] / r["predicted_seconds"] - 1 for r in rows]
+    paced = [r["plan_over_in_core"] * r["tried_in_core_seconds"] / r["predicted_seconds"] - 1 for r in rows]
     raw = [statistics.median(row["seconds"]["plan"]) / row["predicted_seconds"] - 1 for row in rows]
-    memory = [row["peak_bytes"] / row["predicted_bytes"] - 1 for row in rows]
-    over = sum(row["peak_bytes"] > row["budget"] for row in rows)
+    memory = [max(row["step_bytes"]) / row["predicted_bytes"] - 1 for row in rows]
+    over = [step > row["budget"] for row in rows for step in row["step_bytes"]]
     return [
         *_swap_style(rows),
         *(_any_single(every, models) if every else ()),
         at_most("plan / in core on the disk as it is, worst", max(native), "", 1.15, native),
         at_most("plan / in core on the disk as it is, mean", mean_ratio(native), "", 1.15),
-        at_most("step time against its prediction, median error", _median_error(raw), "", 0.15, raw),
-        at_most("step time against its prediction, worst error", max(map(abs, raw)), "", 0.15),
-        at_most("plan / in core against its prediction, median error", _median_error(paced), "", 0.15, paced),
-        at_most("plan / in core against its prediction, worst error", max(map(abs, paced)), "", 0.15),
+        at_most("step time against its prediction, median error", _median_error(raw), "", 0.10, raw),
+        at_most("step time against its prediction, worst error", max(map(abs, raw)), "", 0.25),
+        at_most("plan / in core against its prediction, median error", _median_error(paced), "", 0.10, paced),
+        at_most("plan / in core against its prediction, worst error", max(map(abs, paced)), "", 0.25),
         at_most("peak memory over its prediction, worst", max(memory), "", 0.10, memory),
-        at_most("steps by a plan that took more than the budget", float(over), f"of {len(rows)}", 0.0),
+        at_most("steps by a plan that took more than the budget", float(sum(over)), f"of {len(over)}", 0.0),
         at_most("steps by a plan with other bits than in core", float(sum(not r["same_bits"] for r in rows)), "", 0.0),
     ]
 
@@ -86,18 +87,14 @@ def add_ratios(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _swap_style(rows: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Return the paper's comparison, at the speed of link that limits, and at others beside it."""
+    """Return the paper's comparison at each throttled link."""
     figures: list[Figure] = []
     for speed in sorted({row["mb_per_second"] for row in rows if row["mb_per_second"]}):
         ratios = _of_models([row for row in rows if row["mb_per_second"] == speed], "swap_style_over_plan")
         if not ratios:  # no such technique keeps to its budget
             continue
         what = f"best swap-style / plan at {speed:.0f} MB/s, mean over models"
-        figures.append(
-            Figure(what, mean_ratio(ratios), "x", samples=ratios)
-            if figures
-            else at_least(what, mean_ratio(ratios), "", 1.52, ratios)
-        )
+        figures.append(at_least(what, mean_ratio(ratios), "", OVER_PLAN[speed], ratios))
     return figures
 
 
