@@ -1,6 +1,7 @@
 """Choose among plans by steps on the machine itself: predictions tell the few best, and measurements the best of them.
 
-The bits of a step do not depend on its plan, so neither does a run's result depend on what was measured.
+The bits of a step do not depend on its plan, so neither does a run's result depend on what was measured; unless the
+job allows compiled code (`memory.compile`), whose bits are others.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def measured_plan(
     run: Callable[[MemoryPlan], TriedStep],
     *,
     stream: bool = True,
+    compiled: Callable[[MemoryPlan, int], MemoryPlan | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> MemoryPlan:
     """Return the quickest of the plans that are predicted to be good and that keep to a budget, with its seconds as
@@ -48,6 +50,8 @@ def measured_plan(
         budget_bytes: Memory for a whole step.
         run: Runs some steps by a plan, and returns the best of them.
         stream: Whether parameters and optimizer state may be streamed.
+        compiled: Finds steps in compiled code to try beside the best plan, within the bytes of a step; it has a limit
+            of time of its own.
         clock: Tells the seconds.
 
     Raises:
@@ -70,13 +74,45 @@ def measured_plan(
             break
         with contextlib.suppress(RunError):  # it needs more scratch space than there is, or recomputes what differs
             tried.append((candidate, run(candidate)))
-    fitting = [(p, trial) for p, trial in tried if trial.peak_bytes <= most]
-    if not fitting:
-        return _as_measured(*min(tried, key=lambda pair: pair[1].peak_bytes))
-    close = _close(fitting)
+    before = clock()
+    if compiled:
+        tried += _within(most, _compiled(_best(tried, most), most, compiled, run))
+    fitting, ends = _within(most, tried), ends + clock() - before
+    close = _close(fitting) if fitting else []
     if len(close) > 1 and clock() < ends:
-        close = [(plan, best_of([trial, run(plan)])) for plan, trial in close]
-    return _as_measured(*min(close, key=lambda pair: pair[1].seconds))
+        again = [(plan, best_of([trial, run(plan)])) for plan, trial in close]
+        return _best(_within(most, again) or close, most)
+    return _best(tried, most)
+
+
+_Tried = list[tuple[MemoryPlan, TriedStep]]
+
+
+def _compiled(
+    best: MemoryPlan,
+    most_bytes: int,
+    compiled: Callable[[MemoryPlan, int], MemoryPlan | None],
+    run: Callable[[MemoryPlan], TriedStep],
+) -> _Tried:
+    """Return a trial of compiled steps, none where what is best fits in core or none are found."""
+    fits = set(best.unit_modes) == {"K"} and not best.streamed and best.peak_bytes <= most_bytes
+    found = None if fits else compiled(best, most_bytes)
+    try:
+        return [(found, run(found))] if found else []
+    except RunError:
+        return []
+
+
+def _within(most_bytes: int, tried: _Tried) -> _Tried:
+    """Return those of the trials that took at most so many bytes."""
+    return [(plan, trial) for plan, trial in tried if trial.peak_bytes <= most_bytes]
+
+
+def _best(tried: _Tried, most_bytes: int) -> MemoryPlan:
+    """Return the quickest plan that took at most so many bytes; if none did, the one that took least."""
+    if fitting := _within(most_bytes, tried):
+        return _as_measured(*min(fitting, key=lambda pair: pair[1].seconds))
+    return _as_measured(*min(tried, key=lambda pair: pair[1].peak_bytes))
 
 
 def _close(tried: Sequence[tuple[MemoryPlan, TriedStep]]) -> list[tuple[MemoryPlan, TriedStep]]:
