@@ -89,10 +89,11 @@ class CompiledSearch:
                 logger.warning("memory.compile: not taken for this subnet: %s", measured.fault)
             elif measured.peak_bytes <= room and (measured.seconds < plan.seconds or plan.peak_bytes > most_bytes):
                 found = measured
-        seconds = time.perf_counter() - started
-        logger.info("memory.compile: tried in %.0f s, %s", seconds, found or "no part is quicker within the budget")
+        took = time.perf_counter() - started
         if found is None:
+            logger.info("memory.compile: in %.0f s, no steps were found that are quicker within the budget", took)
             return None
+        logger.info("memory.compile: steps of %.3g s after %.0f s of compiling", found.seconds, took)
         given = {field.name: getattr(plan, field.name) for field in fields(MemoryPlan)}
         given |= {"unit_modes": tuple(modes), "streamed": False, "micro_batches": 1, "seconds": found.seconds}
         return CompiledPlan(**given | {"peak_bytes": resident + LIBRARY_BYTES + found.peak_bytes}, part=found.part)
