@@ -167,6 +167,21 @@ def _memory_contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
             ("training.optimizer.clip_norm", "memory.out_of_core"),
             "training.optimizer.clip_norm: not all gradients are there at once out of core; leave one of the two out",
         )
+    if memory.compile == "auto" and memory.out_of_core == "never":
+        yield (
+            ("memory.compile", "memory.out_of_core"),
+            "memory.compile: is for subnets out of core, which the job forbids; leave one out, or set training.compile",
+        )
+    if training.compile and memory.compile == "auto":
+        yield (
+            ("memory.compile", "training.compile"),
+            "memory.compile: training.compile compiles all subnets, and they train in core; leave one of the two out",
+        )
+    if training.compile and memory.out_of_core == "always":
+        yield (
+            ("training.compile", "memory.out_of_core"),
+            "training.compile: compiled subnets train in core; leave one of the two out, or set memory.compile: auto",
+        )
 
 
 def _rolling_contradictions(training: TrainingSettings) -> Iterator[tuple[tuple[str, ...], str]]:

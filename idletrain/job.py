@@ -197,7 +197,8 @@ class TrainingSettings(StrictSettings):
     """What a step computes in: `bfloat16` by `torch.autocast`, as in a model whose parameters are bfloat16 or float16,
     or `float32`, as in others, when null. Parameters and optimizer state are float32 in any case."""
     compile: bool = False
-    """Whether workers compile their subnets by `torch.compile`, which needs a C++ compiler on each."""
+    """Whether workers compile their subnets by `torch.compile`, which needs a C++ compiler on each. Compiled subnets
+    train in core, in micro-batches where `memory.budget` asks for them."""
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     """Every random number follows from it."""
     evaluate_every: Count = 10
@@ -283,6 +284,10 @@ class MemorySettings(StrictSettings):
     fit, micro-batches do not help, and a plan is quicker than narrower subnets; a plan does not change the bits."""
     units: tuple[str, ...] = ()
     """Submodules of the model that are kept, swapped or recomputed as a whole, by name; discovered when empty."""
+    compile: Literal["auto", "never"] = "never"
+    """Whether a worker that trains out of core also tries compiled code that recomputes a part of the activations:
+    with `auto`, where it has a C++ compiler. It is taken where it is quickest within the budget. Its bits are others,
+    so those of the run then depend on its workers' compilers and trials; by default they do not."""
     scratch: str | None = None
     """A directory of each worker's local disk to swap to; /var/tmp when null."""
 

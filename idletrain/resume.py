@@ -32,6 +32,7 @@ FIXED_SETTINGS = (
     "training.exchange.pull",
     "training.exchange.push",
     "training.seed",
+    "memory.compile",
     "preemption.policy",
 )
 

@@ -14,7 +14,7 @@ from skips import skipped_for
 
 from idletrain import storage
 from idletrain.job import TrainingSettings
-from idletrain.nn import models
+from idletrain.nn import compiler, models
 from idletrain.nn.data.datasets import MapStyleSource
 from idletrain.nn.data.given import as_samples
 from idletrain.nn.prepare import Prepared, named_loss, prepare
@@ -35,6 +35,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(storage, "cache_folder", lambda: folder)
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_code() -> None:
+    """The user's folder of compiled code, which is named before a test has a cache: compilers take seconds a kernel."""
+    compiler.private_cache()
 
 
 @pytest.fixture(autouse=True, scope="session")

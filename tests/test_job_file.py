@@ -101,6 +101,19 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
             "training.optimizer.clip_norm: not all gradients are there at once out of core; leave one of the two out",
         ),
         (
+            tree(memory={"compile": "auto", "out_of_core": "never"}),
+            "memory.compile: is for subnets out of core, which the job forbids; leave one out, or set training.compile",
+        ),
+        (
+            tree(training={"compile": True}, memory={"compile": "auto"}),
+            "memory.compile: training.compile compiles all subnets, and they train in core; leave one of the two out",
+        ),
+        (
+            tree(training={"compile": True}, memory={"out_of_core": "always"}),
+            "training.compile: compiled subnets train in core; leave one of the two out, or set memory.compile: auto",
+        ),
+        (tree(memory={"compile": "always"}), "memory.compile: 'always' should be 'auto' or 'never'"),
+        (
             tree(training={"optimizer": {"name": "sgd", "lr": 1, "schedule": "cosin"}}),
             "training.optimizer.schedule: 'cosin' should be one of constant, linear, cosine, step, one-cycle, or pack",
         ),
@@ -397,6 +410,7 @@ def test_memory_is_read_in_bytes_and_its_ways_are_named() -> None:
     assert (job.memory.budget, job.memory.out_of_core, job.memory.scratch) == (1 << 30, "always", "/scratch")
     assert job.memory.units == ("0",)
     assert parse_job(tree).memory.out_of_core == "auto"
+    assert parse_job(tree).memory.compile == "never"
     with pytest.raises(JobError, match=r"memory.out_of_core: 'sometimes' should be 'auto', 'never' or 'always'"):
         parse_job({**tree, "memory": {"out_of_core": "sometimes"}})
     with pytest.raises(JobError, match=r"memory.budget: 'much' should be a size such as 512MiB or 2GB"):

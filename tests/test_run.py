@@ -184,6 +184,12 @@ def test_out_of_core_may_change_where_no_budget_lets_it_decide_on_micro_batches(
     assert message.startswith("memory.budget: 1073741824 is not what the run began with, None")
 
 
+def test_compiled_code_out_of_core_may_not_begin_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    existing(tmp_path)
+    (message,) = faults(job(tmp_path, memory={"compile": "auto"}), resume=True)
+    assert message.startswith("memory.compile: auto is not what the run began with, never")
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "tcp://localhost:1", "tcp://[::1]:1", "tls://10.0.0.5:1"])
 def test_schedulers_on_this_machine_or_with_tls_are_taken(tmp_path: Path, address: str) -> None:
     check_run(job(tmp_path), RunOptions(provider=on(address)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from idletrain.nn import compiler
 from idletrain.nn.data.batches import arguments, device_of, map_parts
 from idletrain.nn.ist.modules import copied, tensor_of
 from idletrain.nn.scripted import unoptimized
@@ -67,6 +68,7 @@ class Forward:
         module: The module.
         precision: `float32`, or `bfloat16` for `torch.autocast`.
         compiled: Whether to compile it.
+        part: Of compiled code, the part of its activations' memory that a step may take (`compiler.compiled`).
         format: The memory format of its inputs of four dimensions.
     """
 
@@ -76,15 +78,11 @@ class Forward:
         precision: Precision,
         *,
         compiled: bool = False,
+        part: float | None = None,
         format: torch.memory_format = torch.contiguous_format,  # noqa: A002
     ) -> None:
         self._module, self._is_half, self._format = module, precision == "bfloat16", format
-        self._run: Callable[..., Any] = module
-        if compiled:
-            from torch._inductor import config  # 70 MB, which only who compiles should pay
-
-            config.compile_threads = 1  # more are processes, which outlive a worker that is killed
-            self._run = torch.compile(module, dynamic=False)
+        self._run: Callable[..., Any] = compiler.compiled(module, part) if compiled else module
 
     def __call__(self, inputs: Any) -> Any:
         """Return the outputs of a batch."""

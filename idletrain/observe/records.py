@@ -32,7 +32,9 @@ and `kind`. The kinds and their fields:
                      push_bytes, pull_wait_seconds and push_wait_seconds (while the worker moves another subnet),
                      transport, unsent_bytes (left out of its push), late_bytes (of earlier pushes, sent now)
                      and dropped_bytes (no longer accepted); of a very wide output sampler_draws and
-                     sampler_fallbacks (batches for which nothing was retrieved); in lockstep peer_bytes
+                     sampler_fallbacks (batches for which nothing was retrieved); in lockstep peer_bytes; out of core
+                     plan, streamed, swapped_bytes, saved_peak_bytes and compiled (the part of the activations' memory
+                     that compiled steps took; null for a plan)
     round_committed  round, steps, seconds, commit_seconds, bytes_down, bytes_up, shares, measured (seconds: pull,
                      compute, push, commit), loss (mean training loss of the subnets' last steps), lr (learning rate of
                      the last step), under preemption.policy: rolling least_trained (the least steps of a neuron, over

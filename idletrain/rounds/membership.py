@@ -39,6 +39,7 @@ class Membership:
         client: An asynchronous client.
         record: Takes what happens.
         spawn: Runs a coroutine beside the others.
+        compiles: Whether workers compile steps, so that their cohorts tell their compilers.
         misfit: Says why a worker of some capacity can hold no subnet; None for one that can.
         joined: Called with a worker's address once its capacity is known.
         noticed: Called when a worker reports that it will be preempted.
@@ -55,12 +56,13 @@ class Membership:
         record: Recorder,
         spawn: Callable[[Any], Any],
         *,
+        compiles: bool,
         misfit: Callable[[Capacity], str | None],
         joined: Callable[[str], None],
         noticed: Callable[[str], None],
         left: Callable[[str, str], None],
     ) -> None:
-        self._client, self._record, self._spawn = client, record, spawn
+        self._client, self._record, self._spawn, self._compiles = client, record, spawn, compiles
         self._misfit, self._joined, self._noticed, self._left = misfit, joined, noticed, left
         self.capacities: dict[str, Capacity] = {}
         self.last_words: dict[str, str] = {}
@@ -229,7 +231,8 @@ class Membership:
                 raise theirs
             if theirs != version():
                 raise RefusedError(f"it runs idletrain {theirs} and the head {version()}; install one version on both")
-            described = self._client.submit(tasks.describe, workers=[address], key=f"describe-{address}", pure=False)
+            key, compiles = f"describe-{address}", self._compiles
+            described = self._client.submit(tasks.describe, compiles=compiles, workers=[address], key=key, pure=False)
             description = await asyncio.wait_for(described, DESCRIBE_SECONDS)
         except (RefusedError, *PASSING):
             raise

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from idletrain.nn.compiler import compiler
+
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -18,12 +20,17 @@ def cpu_model() -> str:
     )
 
 
-def numeric_cohort(device: torch.device) -> str:
+def numeric_cohort(device: torch.device, *, compiles: bool = False) -> str:
     """Return torch's version, processor, instruction set, thread count and device as one text.
 
     Workers with equal texts compute the same bits. The processor counts because two makes with the same instruction set
     compute matrix products differently.
+
+    Args:
+        device: The device that it computes on.
+        compiles: Whether steps may be compiled: then the text also says by which C++ compiler, or that there is none.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return f"{torch.__version__}/{cpu_model()}/{capability}/{torch.get_num_threads()}/{device_name}"
+    by = f"/{compiler().version or 'no compiler'}" if compiles else ""
+    return f"{torch.__version__}/{cpu_model()}/{capability}/{torch.get_num_threads()}/{device_name}{by}"

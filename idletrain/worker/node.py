@@ -143,9 +143,12 @@ class WorkerNode:
         return run
 
 
-def describe() -> dict[str, Any]:
+def describe(*, compiles: bool = False) -> dict[str, Any]:
     """Return what the head must know of this worker: free memory in bytes, device, speed in steps/s, numeric cohort,
     leases it can hold at once, process id and name.
+
+    Args:
+        compiles: Whether the job has workers compile steps: then the cohort tells the compiler.
     """
     worker = get_worker()
     node = WorkerNode.of(worker)
@@ -161,7 +164,7 @@ def describe() -> dict[str, Any]:
         "memory_bytes": node.free_bytes,
         "device": str(device),
         "steps_per_second": measure_speed(device),
-        "cohort": numeric_cohort(device),
+        "cohort": numeric_cohort(device, compiles=compiles),
         "leases": min(LEASES, worker.state.nthreads),
         "restarts": node.restarts,
         "pid": os.getpid(),

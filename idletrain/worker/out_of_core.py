@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from idletrain.nn.ist.subnets import Subnet
 from idletrain.nn.local_steps import LocalSteps, Update
 from idletrain.nn.memory import SCRATCH_BYTES
 from idletrain.nn.outofcore.executing.backing_file import StateFile, order_of
+from idletrain.nn.outofcore.executing.compiled import CompiledPlan
 from idletrain.nn.outofcore.executing.disk import ScratchError, in_memory
 from idletrain.nn.outofcore.executing.trainer import MemoryRoom, PlannedSteps
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
@@ -47,6 +48,7 @@ class OutOfCoreAttempt(Attempt):
         self._sent: list[tuple[Sequence[int], Future[None]]] = []
         self._sending = asyncio.Lock()  # one part at a time
         self._arriving: Future[None] | None = None
+        self._is_compiling: Callable[[], bool] = lambda: False
         self._state_files: list[StateFile] = []
         try:
             return super().run()
@@ -90,7 +92,9 @@ class OutOfCoreAttempt(Attempt):
             self._state_file.fail(error)
 
     def _activity(self) -> Activity:
-        """Return what the attempt does now: its first steps wait for the parts that they need."""
+        """Return what the attempt does now: its first steps wait for the parts that they need, or for a compiler."""
+        if self._is_compiling():
+            return "load"
         arriving = self._arriving is None or not self._arriving.done()
         return "move" if arriving and self._doing == "train" else self._doing
 
@@ -110,7 +114,9 @@ class OutOfCoreAttempt(Attempt):
                 on_leave=(slots, lambda numbers: self._send_final(numbers, slots)),
                 known=loaded.plans,
                 units=memory.units,
+                compiles=memory.compile == "auto",
             )
+            self._is_compiling = lambda: self._planned.compiling
             return self._planned
 
         flat, first = self._state_file.flat, self._spec.first_step
@@ -124,6 +130,7 @@ class OutOfCoreAttempt(Attempt):
         plan = self._planned.plan
         self.account |= {
             "plan": "".join(plan.unit_modes) if plan else "",
+            "compiled": plan.part if isinstance(plan, CompiledPlan) else None,
             "streamed": bool(plan and plan.streamed),
             "swapped_bytes": self._planned.swapped_bytes,
             "saved_peak_bytes": self._planned.peak_bytes,

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from idletrain.worker.attempt import Attempt
 
 
-def describe() -> dict[str, Any]:
+def describe(*, compiles: bool = False) -> dict[str, Any]:
     """Return what the head must know of this worker, see `node.describe`."""
     from idletrain.worker import node
 
-    return node.describe()
+    return node.describe(compiles=compiles)
 
 
 def train_subnet(spec: LeaseSpec) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from idletrain.nn.compiler import compiler
 from idletrain.worker.cohort import cpu_model, numeric_cohort
 
 
@@ -18,3 +20,14 @@ def test_the_cohort_tells_the_processor_and_the_number_of_threads() -> None:
         torch.set_num_threads(threads)
     assert cpu_model()
     assert f"/{cpu_model()}/" in one
+
+
+def test_where_steps_are_compiled_the_cohort_tells_the_compiler_or_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = numeric_cohort(torch.device("cpu"))
+    found = compiler()
+    assert numeric_cohort(torch.device("cpu"), compiles=True) == f"{own}/{found.version or 'no compiler'}"
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    assert numeric_cohort(torch.device("cpu"), compiles=True) == f"{own}/no compiler"
+    assert numeric_cohort(torch.device("cpu")) == own

@@ -18,7 +18,8 @@ from idletrain.worker.node import WorkerNode
 MEMORY_BYTES = 1 << 40
 
 
-async def _describe() -> dict[str, Any]:
+async def _describe() -> list[dict[str, Any]]:
+    """Return what a worker says of itself, for a job that compiles nothing and for one that does."""
     dask_settings.apply()
     async with (
         Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0") as scheduler,
@@ -26,12 +27,11 @@ async def _describe() -> dict[str, Any]:
         Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
     ):
         WorkerNode.of(worker).memory_bytes = MEMORY_BYTES
-        description: dict[str, Any] = await client.submit(tasks.describe, pure=False)
-        return description
+        return [await client.submit(tasks.describe, compiles=compiles, pure=False) for compiles in (False, True)]
 
 
 def test_a_worker_reports_its_memory_device_speed_cohort_and_name() -> None:
-    description = asyncio.run(_describe())
+    description, compiling = asyncio.run(_describe())
     known = {"memory_bytes", "device", "steps_per_second", "cohort", "leases", "restarts", "pid", "name"}
     assert description.keys() == known
     expected = min(MEMORY_BYTES, memory_limit_bytes())
@@ -39,6 +39,7 @@ def test_a_worker_reports_its_memory_device_speed_cohort_and_name() -> None:
     assert description["steps_per_second"] > 0
     assert description["name"] == "box"
     assert torch.__version__ in description["cohort"]
+    assert compiling["cohort"].startswith(f"{description['cohort']}/")
 
 
 def test_a_worker_imports_nothing_that_few_jobs_need() -> None:

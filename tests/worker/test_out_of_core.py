@@ -187,3 +187,26 @@ def test_checkpoints_hold_all_slots_and_can_be_resumed_from(loop: asyncio.Abstra
     assert checkpoint_bytes
     assert set(checkpoint_bytes) == {4 * len(head.program.slots) * head.subnet.parameters}
     assert head.pushed[-1] == (STEPS, head.in_core())
+
+
+def test_an_attempt_whose_steps_are_being_compiled_has_the_time_of_one_that_loads(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    created = attempt(Head(tmp_path), loop)
+    assert isinstance(created, OutOfCoreAttempt)
+    seen = []
+
+    class Compiling(PlannedSteps):
+        @property
+        def compiling(self) -> bool:
+            return True
+
+        def step(self, inputs: Any, target: Any, *, last: bool = False) -> Tensor:
+            seen.append(created._activity())
+            return super().step(inputs, target, last=last)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("idletrain.worker.out_of_core.PlannedSteps", Compiling)
+        account = created.run()
+    assert (account["ended"], account["compiled"]) == ("done", None)
+    assert set(seen) == {"load"}

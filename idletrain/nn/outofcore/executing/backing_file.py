@@ -43,6 +43,7 @@ class StateFile:
 
     Attributes:
         flat: The buffer; its pages can be dropped from memory at any time.
+        unwanted: Returns True if the values are no longer needed.
 
     Raises:
         ScratchError: the disk has no room.
@@ -55,7 +56,7 @@ class StateFile:
         slots: int,
         unwanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._shapes, self.slots, self._is_unwanted = shapes, slots, unwanted
+        self._shapes, self.slots, self.unwanted = shapes, slots, unwanted
         sizes = [torch.Size(shape).numel() for shape in shapes]
         self._offsets = [0, *itertools.accumulate(sizes)]
         self.parameters = self._offsets[-1]
@@ -187,7 +188,7 @@ class StateFile:
             while not self.has_arrived(numbers):
                 if self._fault:
                     raise self._fault
-                if self._is_unwanted():
+                if self.unwanted():
                     raise RefusedError("the node is leaving, or the lease is over")
                 self._change.wait(STATE_POLL_SECONDS)
 

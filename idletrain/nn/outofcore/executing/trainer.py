@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from idletrain.nn.data.batches import call, device_of, fresh
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.local_steps import Update
 from idletrain.nn.outofcore.executing.backing_file import StateFile
+from idletrain.nn.outofcore.executing.compiled import CompiledExecutor, CompiledPlan, CompiledSearch
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import Executor
 from idletrain.nn.outofcore.executing.learn import LearntProfile, learn_profile
@@ -30,6 +32,7 @@ from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, ma
 from idletrain.nn.outofcore.planning.profile import Profile, Unit
 from idletrain.nn.outofcore.planning.segments import Segment
 from idletrain.nn.outofcore.planning.simulate import Footprint, simulate
+from idletrain.nn.precision import Forward
 from idletrain.nn.units import pieces_of
 
 REPLAN_ERROR = 0.15  # a larger difference of measured to predicted seconds, or of two plans', is worth another look
@@ -64,7 +67,8 @@ class _Built:
     footprint: Footprint
     swap: DiskSwap | PinnedSwap
     weights: Weights
-    executor: Executor
+    executor: Executor | CompiledExecutor
+    forward: Callable[[Any], Any]
 
     def close(self) -> None:
         """Restore the module and free the scratch space."""
@@ -104,6 +108,7 @@ class PlannedSteps:
             numbers of the tensors that are stored.
         known: Plans of modules trained before, by their parameters' shapes; used and added to.
         units: Submodules that are a unit each; automatic if empty.
+        compiles: Whether steps may be taken in compiled code, which has other bits.
 
     Attributes:
         plan: The plan that the next step follows; None before the first.
@@ -123,10 +128,12 @@ class PlannedSteps:
         on_leave: tuple[int, Final] | None = None,
         known: Known | None = None,
         units: Sequence[str] = (),
+        compiles: bool = False,
     ) -> None:
         self._module, self._loss, self._state_file, self._update = module, loss, state_file, update
         self._known: Known = {} if known is None else known
-        self._on_leave, self._units = on_leave, units
+        self._on_leave, self._units, self._compiles = on_leave, units, compiles
+        self._search: CompiledSearch | None = None
         self._parameters = list(module.parameters())
         self._shapes = tuple(tuple(p.shape) for p in self._parameters)
         self._room = room
@@ -138,7 +145,7 @@ class PlannedSteps:
         self.swapped_bytes = self.peak_bytes = 0
 
     def step(self, inputs: Any, target: Any, *, last: bool = False) -> Tensor:
-        """Do one step, with the same bits as in core, and return the batch's loss before it `[]`.
+        """Do one step, with the same bits as in core if it is not compiled, and return the batch's loss before it `[]`.
 
         Args:
             inputs: The batch.
@@ -154,15 +161,21 @@ class PlannedSteps:
         if last and self._on_leave:
             built.weights.last(*self._on_leave)
         with built.executor.step():
-            loss = self._loss(call(self._module, inputs), target)
+            loss = self._loss(built.forward(inputs), target)
             loss.backward()  # type: ignore[no-untyped-call]
         built.weights.finish()
         self._steps += 1
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
-        if math.log2(self._steps).is_integer() and not last and _on_cpu(inputs):  # planning takes time, so rarely
+        is_due = math.log2(self._steps).is_integer() and not last  # planning takes time, so rarely
+        if is_due and _on_cpu(inputs) and not isinstance(built.plan, CompiledPlan):
             self._check_profile(built)
         return loss.detach()
+
+    @property
+    def compiling(self) -> bool:
+        """Whether a compiler runs in the first step, which takes up to minutes."""
+        return bool(self._search and self._search.running)
 
     def store(self, state_file: StateFile) -> None:
         """Write parameters and state, as they are now, to a state file."""
@@ -217,16 +230,22 @@ class PlannedSteps:
         profile, budget = learnt.profile, self._room.budget_bytes
         if not _on_cpu(inputs):
             return make_memory_plan(profile, budget, stream=False)
-        return measured_plan(profile, budget, lambda plan: self._trial(learnt, plan, inputs, target))
+        if self._compiles:
+            batch, unwanted = (fresh(inputs), target), self._state_file.unwanted
+            self._search = CompiledSearch(self._module, self._loss, profile, batch, unwanted)
+        trial = functools.partial(self._trial, learnt, inputs=inputs, target=target)
+        return measured_plan(profile, budget, trial, compiled=self._search)
 
     def _trial(self, learnt: LearntProfile, plan: MemoryPlan, inputs: Any, target: Any) -> TriedStep:
         """Run steps by a plan that leave the module as it was; return the best of them."""
         built, tried = self._build(learnt, plan, device_of(inputs), _unmoved), []
         try:
+            peak, compiled = ResidentPeak(), isinstance(plan, CompiledPlan)
             for _ in range(WARM_UP + TIMED):
-                peak, started = ResidentPeak(), time.perf_counter()
+                peak = peak if compiled else ResidentPeak()  # what the compiler leaves in memory counts, too
+                started = time.perf_counter()
                 with left_alone(self._module, inputs), built.executor.step():
-                    loss = self._loss(call(self._module, fresh(inputs)), target)
+                    loss = self._loss(built.forward(fresh(inputs)), target)
                     loss.backward()  # type: ignore[no-untyped-call]
                 built.weights.finish()
                 tried.append(TriedStep(time.perf_counter() - started, built.footprint.resident_bytes + peak.bytes))
@@ -244,11 +263,18 @@ class PlannedSteps:
         swap = self._make_swap(device, scratch_bytes(footprint))
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(swap.close)
-            groups, others = self._groups(learnt, footprint)
-            weights = Weights(self._state_file, groups, others, swap, update, streamed=plan.streamed)
-            executor = Executor(self._module, learnt.pieces, footprint, swap, weights)
+            if isinstance(plan, CompiledPlan):
+                everything = list(enumerate(self._parameters))
+                weights = Weights(self._state_file, [], everything, swap, update, streamed=False)
+                forward = Forward(self._module, "float32", compiled=True, part=plan.part)
+                built = _Built(plan, footprint, swap, weights, CompiledExecutor(), forward)
+            else:
+                groups, others = self._groups(learnt, footprint)
+                weights = Weights(self._state_file, groups, others, swap, update, streamed=plan.streamed)
+                executor = Executor(self._module, learnt.pieces, footprint, swap, weights)
+                built = _Built(plan, footprint, swap, weights, executor, functools.partial(call, self._module))
             cleanup.pop_all()
-        return _Built(plan, footprint, swap, weights, executor)
+        return built
 
     def _groups(self, learnt: LearntProfile, footprint: Footprint) -> tuple[list[Members], Members]:
         """Return each segment's own parameters, and those of several units or none."""

@@ -1,6 +1,7 @@
 """Choose among plans by steps on the machine itself: predictions tell the few best, and measurements the best of them.
 
-The bits of a step do not depend on its plan, so neither does a run's result depend on what was measured.
+The bits of a step do not depend on its plan, so neither does a run's result depend on what was measured; unless the
+job allows compiled code (`memory.compile`), whose bits are others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from idletrain.errors import RunError
+from idletrain.nn.outofcore.executing.compiled import CompiledPlan
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, candidate_plans, make_memory_plan
 from idletrain.nn.outofcore.planning.profile import Profile
 
@@ -38,6 +40,7 @@ def measured_plan(
     run: Callable[[MemoryPlan], TriedStep],
     *,
     stream: bool = True,
+    compiled: Callable[[MemoryPlan, int], MemoryPlan | None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> MemoryPlan:
     """Return the quickest of the plans that are predicted to be good and that keep to a budget, with its seconds as
@@ -51,6 +54,8 @@ def measured_plan(
         budget_bytes: Memory for a whole step.
         run: Runs some steps by a plan, and returns the best of them.
         stream: Whether parameters and optimizer state may be streamed.
+        compiled: Finds steps in compiled code to try beside the best plan, within the bytes of a step; it has a limit
+            of time of its own.
         clock: Tells the seconds.
 
     Raises:
@@ -73,17 +78,55 @@ def measured_plan(
             break
         with contextlib.suppress(RunError):  # it needs more scratch space than there is, or recomputes what differs
             tried.append((candidate, run(candidate)))
-    fitting = [(p, trial) for p, trial in tried if trial.peak_bytes <= most]
+    before = clock()
+    if compiled:
+        tried += _fitting(most, _compiled(_best(tried, most, profile), most, compiled, run))
+    fitting, ends = _fitting(most, tried), ends + clock() - before
+    close = _quickest(CLOSE, fitting) if fitting else []
+    if len(close) > 1 and clock() < ends:
+        again = [(plan, best_of([trial, run(plan)])) for plan, trial in close]
+        return _best(_fitting(most, again) or close, most, profile)
+    return _best(tried, most, profile)
+
+
+_Tried = list[tuple[MemoryPlan, TriedStep]]
+
+
+def _compiled(
+    best: MemoryPlan,
+    most_bytes: int,
+    compiled: Callable[[MemoryPlan, int], MemoryPlan | None],
+    run: Callable[[MemoryPlan], TriedStep],
+) -> _Tried:
+    """Return a trial of compiled steps, none where what is best fits in core or none are found."""
+    fits = set(best.unit_modes) == {"K"} and not best.streamed and best.peak_bytes <= most_bytes
+    found = None if fits else compiled(best, most_bytes)
+    try:
+        return [(found, run(found))] if found else []
+    except RunError:
+        return []
+
+
+def _fitting(most_bytes: int, tried: _Tried) -> _Tried:
+    """Return those of the trials that took at most so many bytes."""
+    return [(plan, trial) for plan, trial in tried if trial.peak_bytes <= most_bytes]
+
+
+def _best(tried: _Tried, most_bytes: int, profile: Profile) -> MemoryPlan:
+    """Return the quickest plan that took at most so many bytes, or one as quick that swaps less; if none did, the plan
+    that took least. Compiled steps must be quicker than all plans: their bits are others.
+    """
+    fitting = _fitting(most_bytes, tried)
     if not fitting:
         return _as_measured(*min(tried, key=lambda pair: pair[1].peak_bytes))
-    close = _within(CLOSE, fitting)
-    if len(close) > 1 and clock() < ends:
-        close = [(plan, best_of([trial, run(plan)])) for plan, trial in close]
-    alike = _within(ALIKE, close)
+    first = min(fitting, key=lambda pair: pair[1].seconds)
+    if isinstance(first[0], CompiledPlan):
+        return _as_measured(*first)
+    alike = [pair for pair in _quickest(ALIKE, fitting) if not isinstance(pair[0], CompiledPlan)]
     return _as_measured(*min(alike, key=lambda pair: (_swapped_bytes(pair[0], profile), pair[1].seconds)))
 
 
-def _within(times: float, tried: Sequence[tuple[MemoryPlan, TriedStep]]) -> list[tuple[MemoryPlan, TriedStep]]:
+def _quickest(times: float, tried: _Tried) -> _Tried:
     """Return the quickest plan and those that take at most so many times its seconds."""
     limit = times * min(trial.seconds for _, trial in tried)
     return [(plan, trial) for plan, trial in tried if trial.seconds <= limit]

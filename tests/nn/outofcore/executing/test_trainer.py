@@ -30,12 +30,17 @@ def move(_number: int, p: nn.Parameter, _state: list[torch.Tensor]) -> None:
 
 
 def planned(
-    case: Case, module: nn.Module, scratch: Path, budget: int, known: Known | None = None, resident: int = 0
+    case: Case,
+    module: nn.Module,
+    scratch: Path,
+    budget: int,
+    known: Known | None = None,
+    resident: int = 0,
+    *,
+    compiles: bool = False,
 ) -> PlannedSteps:
-    state_file = filled_state_file(scratch, module, 1)
-    return PlannedSteps(
-        module, functional.cross_entropy, state_file, move, MemoryRoom(budget, resident, scratch), known=known
-    )
+    state_file, room = filled_state_file(scratch, module, 1), MemoryRoom(budget, resident, scratch)
+    return PlannedSteps(module, functional.cross_entropy, state_file, move, room, known=known, compiles=compiles)
 
 
 def least(case: Case, scratch: Path) -> int:
@@ -79,6 +84,24 @@ def test_steps_have_the_bits_of_plain_ones_and_are_learnt_once(tmp_path: Path, m
     again = planned(case, copy.deepcopy(case.module), tmp_path, budget, known)
     again.step(case.x, case.y)
     again.close()
+
+
+def test_without_a_compiler_steps_that_may_be_compiled_follow_a_plan_and_keep_their_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    case = Case("residual")
+    case.x, case.y = case.x.repeat(8, 1, 1, 1), case.y.repeat(8)
+    budget = least(case, tmp_path)
+    with torch.no_grad(), torch.random.fork_rng():
+        expected = case.loss(copy.deepcopy(case.module)(case.x))
+    steps = planned(case, case.module, tmp_path, budget, compiles=True)
+    assert torch.equal(steps.step(case.x, case.y), expected)
+    steps.close()
+    assert steps.plan
+    assert set(steps.plan.unit_modes) != {"K"}
+    assert not steps.compiling
+    assert len([message for message in caplog.messages if message.startswith("memory.compile: ")]) == 1
 
 
 def test_units_may_be_named(tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from idletrain.nn.outofcore.executing.compiled import CompiledPlan
 from idletrain.nn.outofcore.executing.disk import ScratchError
 from idletrain.nn.outofcore.executing.trials import MOST_SECONDS, VARIATION, TriedStep, measured_plan
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, candidate_plans, make_memory_plan
 from outofcore.made_up import made_up
 
 MB = 1 << 20
-PROFILE = made_up(8, 3)
-BUDGET = 100 * MB
+PROFILE, FEW = made_up(8, 3), made_up(3, 3)
+BUDGET, FEW_BUDGET = 100 * MB, 80 * MB
 
 
 class Machine:
@@ -84,6 +88,47 @@ def test_what_fits_in_core_has_no_trial_of_others() -> None:
     machine = Machine(lambda _plan: 1.0)
     assert set(measured_plan(PROFILE, 10 * BUDGET, machine).unit_modes) == {"K"}
     assert len(machine.ran) == 1
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2 * FEW_BUDGET), st.floats(0.1, 20), st.integers(0, 2 * FEW_BUDGET), st.floats(0.1, 20))
+def test_compiled_steps_are_kept_if_and_only_if_they_are_the_quickest_within_the_budget(
+    peak: int, seconds: float, plan_peak: int, plan_seconds: float
+) -> None:
+    most, asked = int(FEW_BUDGET * (1 - VARIATION)), []
+
+    def run(plan: MemoryPlan) -> TriedStep:
+        return TriedStep(seconds, peak) if isinstance(plan, CompiledPlan) else TriedStep(plan_seconds, plan_peak)
+
+    def compiled(plan: MemoryPlan, most_bytes: int) -> MemoryPlan:
+        asked.append((plan.seconds, most_bytes))
+        fields = {name: getattr(plan, name) for name in plan.__slots__}
+        return CompiledPlan(**fields | {"unit_modes": ("K",) * len(plan.unit_modes)}, part=0.5)
+
+    chosen = measured_plan(FEW, FEW_BUDGET, run, compiled=compiled)
+    assert asked == [(plan_seconds, most)]
+    kept = peak <= most and (plan_peak > most or seconds < plan_seconds)
+    assert isinstance(chosen, CompiledPlan) == kept
+    assert chosen.peak_bytes == (peak if kept else plan_peak)
+
+
+def test_nothing_is_compiled_where_a_step_fits_in_core_and_what_cannot_be_run_is_left_out() -> None:
+    def compiled(_plan: MemoryPlan, _most: int) -> MemoryPlan:
+        asked.append(1)
+        return replace(plan, unit_modes=("K",) * len(plan.unit_modes))
+
+    asked: list[int] = []
+    plan = make_memory_plan(PROFILE, BUDGET)
+    measured_plan(PROFILE, 10 * BUDGET, Machine(lambda _plan: 1.0), compiled=compiled)
+    assert asked == []
+
+    def seconds(plan: MemoryPlan) -> float:
+        if set(plan.unit_modes) == {"K"}:
+            raise ScratchError("the disk is full")
+        return 1.0
+
+    assert set(measured_plan(PROFILE, BUDGET, Machine(seconds), compiled=compiled).unit_modes) != {"K"}
+    assert asked == [1]
 
 
 def test_no_other_plan_is_tried_where_steps_take_long() -> None:
