@@ -113,7 +113,7 @@ def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
         kernels.fill_buckets(codes, order, starts[table], ids[table])
     query_buckets = RANDOM.integers(0, buckets, (7, tables))
     out, counts = np.empty(7 * keep, np.int64), np.zeros(rows, np.uint8)
-    written = kernels.most_hits(query_buckets.T.astype(np.uint16), starts, ids, keep, counts, out)
+    written = kernels.most_hits(query_buckets.T.astype(np.uint16), starts, ids, bucket, keep, counts, out)
     assert not counts.any()
     kept_ids = iter(out[:written].tolist())
     for query in query_buckets:
