@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 CACHE_LINE_BYTES = 64
+CLEARED_TOGETHER = 32  # neighbouring counts that are set to zero in less time than one by its number
 _compiled = numba.njit(cache=True, nogil=True)
 _summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})  # else sums are not vectorized
 
@@ -226,8 +227,11 @@ def most_hits(
                 left -= seen == least
                 out[written] = row
                 written += 1
-        for at in range(size):
-            counts_R[found[np.uint32(at)]] = 0
+        if len(counts_R) < CLEARED_TOGETHER * size:
+            counts_R[:] = 0
+        else:
+            for at in range(size):
+                counts_R[found[np.uint32(at)]] = 0
     return written
 
 
