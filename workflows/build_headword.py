@@ -5,6 +5,7 @@ explains. Features are the words that at least two texts have, weighted by tf-id
 
     apt-get install dict-gcide wordnet-base
     python workflows/build_headword.py ~/data/headword
+    idletrain launch workflows/headword.yaml
 """
 
 from __future__ import annotations

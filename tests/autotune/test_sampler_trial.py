@@ -71,18 +71,27 @@ def test_the_best_of_the_first_trials_are_tried_once_more_and_that_decides(
 ) -> None:
     right, tried = {"a": [300, 100], "b": [200, 400], "c": [100], "d": [50]}, []
 
-    def trial(_prepared: object, sampler: str, seconds: float, most_steps: float) -> SamplerTrial:
-        tried.append((sampler, seconds, most_steps))
+    def trial(_prepared: object, sampler: str, seconds: float, most_steps: float, scored: int) -> SamplerTrial:
+        tried.append((sampler, seconds, most_steps, scored))
         return SamplerTrial(sampler, 1, min(seconds, 6.0), np.arange(1000) < right[sampler].pop(0))
 
     monkeypatch.setattr(sampler_trial, "from_settings", lambda *_: None)
     monkeypatch.setattr(sampler_trial, "_try", trial)
     chosen, trials = choose_sampler(job.model, job.data, job.training, seconds=40.0, candidates=("a", "b", "c", "d"))
     assert chosen == "b"
-    assert [(name, seconds) for name, seconds, _ in tried] == [
+    assert [(name, seconds) for name, seconds, *_ in tried] == [
         ("a", 5.0), ("b", 5.0), ("c", 5.0), ("d", 5.0), ("a", 10.0), ("b", 6.0),  # as long as the first
     ]  # fmt: skip
+    assert [scored for *_, scored in tried] == [sampler_trial.SCORED_FIRST] * 4 + [sampler_trial.HELD_OUT] * 2
     assert sorted(trial.sampler for trial in trials) == ["a", "b", "c", "d"]
+
+
+def test_first_trials_are_scored_on_a_part_of_the_rows_held_out(job: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_trial, "HELD_OUT", 200)
+    monkeypatch.setattr(sampler_trial, "SCORED_FIRST", 50)
+    candidates = tuple({"name": "uniform", "negatives": 5 + n} for n in range(3))
+    _, trials = choose_sampler(job.model, job.data, job.training, seconds=0.1, candidates=candidates)
+    assert [len(trial.hits) for trial in trials] == [200, 200, 50]
 
 
 def test_trials_of_a_short_run_take_a_twentieth_of_its_steps(job: object, monkeypatch: pytest.MonkeyPatch) -> None:

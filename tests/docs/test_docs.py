@@ -52,6 +52,7 @@ NOT_HERE = {
     "python workflows/build_centre_word.py": "it reads two Debian packages, of which one is large",
     "python workflows/build_headword.py": "it reads two Debian packages, of which one is large",
     "idletrain launch workflows/centre-word.yaml": "it trains for an hour on the data set of the line before",
+    "idletrain launch workflows/headword.yaml": "it trains for minutes on the data set of the line before",
     "idletrain worker tls://head.example.org:8786 --when-idle": "it begins when others leave the machine alone",
     "dask scheduler --host tls://": "it listens beyond this machine; tests/cli/test_machine_certificates.py does it",
     "idletrain launch JOB --scheduler tls://": "the same",

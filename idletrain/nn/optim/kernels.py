@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+CACHE_LINE_BYTES = 64
+CLEARED_TOGETHER = 32  # neighbouring counts that are set to zero in less time than one by its number
 _compiled = numba.njit(cache=True, nogil=True)
 _summing = numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract"})  # else sums are not vectorized
 
@@ -153,52 +155,83 @@ def fill_buckets(
 
 
 @_compiled
+def _copy_buckets(
+    codes_L: NDArray[Any],
+    starts_LS: NDArray[np.int32],
+    ids_LI: NDArray[np.int32],
+    bounds_L2: NDArray[np.int64],
+    out: NDArray[np.uint32],
+) -> int:
+    """Write the ids of one bucket of each table, one bucket after the other; return their number.
+
+    Memory is slow to give the first of a bucket. So all bounds are read first, then a word of each cache line: no read
+    waits for one before.
+    """
+    count, touched = 0, 0
+    for table in range(len(codes_L)):
+        code = np.int64(codes_L[table])
+        bounds_L2[table, 0], bounds_L2[table, 1] = starts_LS[table, code], starts_LS[table, code + 1]
+    for table in range(len(codes_L)):
+        for at in range(bounds_L2[table, 0], bounds_L2[table, 1], CACHE_LINE_BYTES // 4):
+            touched += ids_LI[table, at]
+    for table in range(len(codes_L)):
+        ids = ids_LI[table, bounds_L2[table, 0] : bounds_L2[table, 1]]
+        out[count : count + len(ids)] = ids
+        count += len(ids)
+    bounds_L2[0, 0] = touched  # used for nothing, but without it the compiler would leave the reads out
+    return count
+
+
+@_compiled
 def most_hits(
     codes_LB: NDArray[Any],
     starts_LS: NDArray[np.int32],
     ids_LI: NDArray[np.int32],
+    bucket: int,
     keep: int,
     counts_R: NDArray[Any],
     out: Ids,
 ) -> int:
     """Write, for each row, the `keep` ids that are in most of its L buckets; return the number of ids written.
 
-    `counts_R` holds zeros before and after.
+    No bucket holds more than `bucket` ids. `counts_R` holds zeros before and after.
     """
     L = len(codes_LB)
-    with_hits = np.empty((L + 2, 4), dtype=np.int64)  # rows with at least so many hits, counted in four parts
+    found = np.empty(L * min(bucket, ids_LI.shape[1]), np.uint32)  # unsigned: Numba tests for no index from the end
+    repeated, bounds_L2 = np.empty_like(found), np.empty((L, 2), np.int64)
+    with_hits = np.empty(L + 1, np.int64)
     written = 0
     for b in range(codes_LB.shape[1]):
+        size, repeats = _copy_buckets(codes_LB[:, b], starts_LS, ids_LI, bounds_L2, found), np.uint32(0)
+        for at in range(size):
+            row = found[np.uint32(at)]
+            hits = np.uint32(counts_R[row] + 1)
+            counts_R[row] = hits
+            repeated[repeats] = row  # written each time, and kept at the second hit: a branch would be mispredicted
+            repeats += np.uint32(hits == 2)
         with_hits[:] = 0
-        for table in range(L):
-            code = np.int64(codes_LB[table, b])
-            ids = ids_LI[table, starts_LS[table, code] : starts_LS[table, code + 1]]
-            for at in range(len(ids)):
-                row = np.uint32(ids[at])  # unsigned: Numba then tests for no index from the end
-                hits = np.uint32(counts_R[row] + 1)
-                counts_R[row] = hits
-                with_hits[hits, np.uint32(at & 3)] += 1  # most have one hit: adding to one place waits for itself
+        candidates = repeated[:repeats]  # most ids have one hit, so that few are looked at again
+        for row in candidates:
+            with_hits[counts_R[row]] += 1
         # Take all with more than `least` hits, and as many with `least` as are left.
-        least: Any = L
-        above: Any = 0
-        while least > 0:
-            reached = with_hits[least, 0] + with_hits[least, 1] + with_hits[least, 2] + with_hits[least, 3]
-            if reached >= keep:
-                break
-            above = reached
+        least, left = L, keep
+        while least > 1 and with_hits[least] < left:
+            left -= with_hits[least]
             least -= 1
-        left = keep - above
-        for table in range(L):
-            code = np.int64(codes_LB[table, b])
-            ids = ids_LI[table, starts_LS[table, code] : starts_LS[table, code + 1]]
-            for at in range(len(ids)):
-                row = np.uint32(ids[at])
-                seen = np.int64(counts_R[row])  # 0 where it was written or passed over before
-                counts_R[row] = 0
-                if seen >= least and seen > 0 and (seen > least or left > 0):
-                    left -= seen == least
-                    out[written] = row
-                    written += 1
+        if least == 1:
+            candidates = found[:size]
+        for row in candidates:
+            seen = np.int64(counts_R[row])
+            counts_R[row] = 0  # so that a repeat is passed over
+            if seen >= least and (seen > least or left > 0):
+                left -= seen == least
+                out[written] = row
+                written += 1
+        if len(counts_R) < CLEARED_TOGETHER * size:
+            counts_R[:] = 0
+        else:
+            for at in range(size):
+                counts_R[found[np.uint32(at)]] = 0
     return written
 
 

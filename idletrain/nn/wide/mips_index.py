@@ -103,7 +103,7 @@ class HashTables:
         assert len(rows_RH) == len(self._counts), "the tables were built over other rows"
         codes_LB = self._hash(query_BH, 0, self._tables)
         out = np.empty(len(query_BH) * keep, np.int64)
-        count = kernels.most_hits(codes_LB, self._starts, self._ids, keep, self._counts, out)
+        count = kernels.most_hits(codes_LB, self._starts, self._ids, self._bucket, keep, self._counts, out)
         return out[:count]
 
     def _hash_until_full(self, rows_RH: Tensor, order: NDArray[np.int32], first: int, last: int) -> NDArray[Any]:

@@ -103,8 +103,9 @@ def test_buckets_are_filled_with_the_first_rows_in_order(number: type) -> None:
     assert (ids[starts[-1] :] == -1).all()
 
 
+@pytest.mark.parametrize("counted", [40, 4000])  # far more rows than are found are set to zero one by one
 @pytest.mark.parametrize("keep", [1, 2, 5, 50])
-def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
+def test_most_hits_keeps_those_in_most_buckets(keep: int, counted: int) -> None:
     tables, rows, buckets, bucket = 6, 40, 8, 5
     starts, ids = np.zeros((tables, buckets + 1), np.int32), np.empty((tables, rows), np.int32)
     for table in range(tables):
@@ -112,8 +113,8 @@ def test_most_hits_keeps_those_in_most_buckets(keep: int) -> None:
         kernels.count_in_buckets(codes, bucket, starts[table])
         kernels.fill_buckets(codes, order, starts[table], ids[table])
     query_buckets = RANDOM.integers(0, buckets, (7, tables))
-    out, counts = np.empty(7 * keep, np.int64), np.zeros(rows, np.uint8)
-    written = kernels.most_hits(query_buckets.T.astype(np.uint16), starts, ids, keep, counts, out)
+    out, counts = np.empty(7 * keep, np.int64), np.zeros(counted, np.uint8)
+    written = kernels.most_hits(query_buckets.T.astype(np.uint16), starts, ids, bucket, keep, counts, out)
     assert not counts.any()
     kept_ids = iter(out[:written].tolist())
     for query in query_buckets:
