@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from distributed import Client
 
-from idletrain.cluster import dask_settings
+from idletrain.cluster import dask_settings, prompt_thread
 from idletrain.epochs import with_rounds
 from idletrain.errors import DamageError, IdletrainError, JobError, RunError, reading, user_code_fails
 from idletrain.job import OPEN_SETTINGS, Job
@@ -240,7 +241,9 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
     dask_settings.apply()
     dask_settings.lift_file_limit()
     await provider.check()
-    with _opened(job, options) as record, _having_room(job):
+    helpers = ThreadPoolExecutor(thread_name_prefix="head", initializer=prompt_thread.wake_soon)
+    asyncio.get_running_loop().set_default_executor(helpers)  # a worker on this machine must not make others wait
+    with prompt_thread.prompt(), _opened(job, options) as record, _having_room(job):
         directory = _run_directory(job, prepared, record, options.reached)
         with contextlib.closing(directory):
             async with (

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -31,12 +32,14 @@ from idletrain.exchange.messages import (
     Reply,
     as_message,
 )
+from idletrain.exchange.ordered_requests import ordered_requests
 
 logger = logging.getLogger(__name__)
 RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
 PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s; a part is a multiple of it, but for the last
-PART_SECONDS = 0.02  # that a part travels over a faster link: beside training, an answer may take 10 ms
+PART_SECONDS = 0.005  # that a part travels over a faster link: the store checks it while the next ones travel
+AHEAD_SECONDS = 0.04  # of bytes sent before they are answered over one: beside training, an answer may take 10 ms
 MAX_PART_BYTES = 16 * PART_BYTES
 DATAGRAM_BYTES = 1 << 13  # a smaller payload travels in the call itself
 RELEASE_SECONDS = 1.0  # that a client which is closed waits until its pulls' slots are free
@@ -158,15 +161,13 @@ class StoreClient:
             if receipt:
                 return receipt
         if len(content) > ADMISSION_BYTES:
-            await self._send_with_retries(lambda: self._rpc.admit_push(holder=holder_of(header.lease), urgent=urgent))
-        if len(content) > PART_BYTES:
             coded = payload is not None and payload.dtype == torch.uint8
-            reply = await self._push_parts(header, content, grow=not coded)
-            if reply is not Reply.ACCEPTED and reply not in LATE_ROWS_REPLIES:
-                return Receipt(reply)
-            content = content[:0]
-        frames = to_serialize(content.numpy())
-        answer = await self._send_with_retries(lambda: self._rpc.push(header=as_message(header), flat=frames))
+            answer = await self._send_with_retries(
+                lambda: self._push_parts(header, content, urgent=urgent, grow=not coded)
+            )
+        else:
+            frames = to_serialize(content.numpy())
+            answer = await self._send_with_retries(lambda: self._rpc.push(header=as_message(header), flat=frames))
         return Receipt(Reply(answer["reply"]), answer["missing"])
 
     async def late_rows(self, lease: LeaseId, rows: Tensor) -> Reply:
@@ -222,41 +223,52 @@ class StoreClient:
         )
         return Reply(answer["reply"])
 
-    async def _push_parts(self, header: PushHeader, content: Tensor, *, grow: bool) -> Reply:
-        """Send parts in order, `PARTS_AT_ONCE` at a time; return the first refusal, else ACCEPTED.
+    async def _push_parts(self, header: PushHeader, content: Tensor, *, urgent: bool, grow: bool) -> dict[str, Any]:
+        """Send parts in order and the push right behind, so that the link is never idle; return the push's answer, or
+        the first refusal.
 
         Args:
             header: Describes the payload.
             content: Its bytes.
-            grow: Whether parts are larger over a quicker link; else the store sees soon when it has enough.
+            urgent: Whether it goes before waiting pushes.
+            grow: Whether more is sent before it is answered over a quicker link; else the store sees soon when it has
+                enough.
         """
-        header = replace(header, position="")  # which goes once, with the push
-        sending: dict[asyncio.Task[Reply], int] = {}  # and the bytes of each
-        start, stop, arrived, started = 0, len(content), 0, time.perf_counter()
-        try:
-            while start < stop or sending:
-                while start < stop and len(sending) < PARTS_AT_ONCE:
-                    part = content[start : start + (self._part_bytes if grow else PART_BYTES)]
-                    sending[asyncio.create_task(self.part(header, start, part))] = len(part)
+        of_part = as_message(replace(header, position=""))  # which goes once, with the push
+        start, stop, arrived, pushed = 0, len(content), 0, False
+        sizes: deque[int] = deque()  # of the parts that are on their way
+        async with ordered_requests(self._rpc) as requests:
+            await requests.send("admit_push", holder=holder_of(header.lease), urgent=urgent)
+            await requests.answer()
+            started = time.perf_counter()
+            while True:
+                while start < stop and start - arrived < self._bytes_ahead(grow=grow):
+                    part = content[start : start + self._part_bytes(grow=grow)]
+                    await requests.send("part", header=of_part, start=start, flat=to_serialize(part.numpy()))
+                    sizes.append(len(part))
                     start += len(part)
-                done, _ = await asyncio.wait(sending, return_when=asyncio.FIRST_COMPLETED)
-                arrived += sum(sending.pop(task) for task in done)
+                if start == stop and not pushed:
+                    nothing = to_serialize(content[:0].numpy())
+                    await requests.send("push", header=as_message(header), flat=nothing)
+                    pushed = True
+                answer = await requests.answer()
+                if not sizes:
+                    return answer
+                arrived += sizes.popleft()
                 self._push_rate = arrived / (time.perf_counter() - started)
-                replies = {task.result() for task in done}
-                if Reply.ENOUGH in replies:  # parts in flight may still arrive: the store counts them
+                reply = Reply(answer["reply"])
+                if reply is Reply.ENOUGH or reply in LATE_ROWS_REPLIES:  # the push's answer says what is missing
                     stop = start
-                    replies.discard(Reply.ENOUGH)
-                if refusals := replies - {Reply.ACCEPTED}:
-                    return refusals.pop()
-        finally:
-            for task in sending:
-                task.cancel()
-        return Reply.ACCEPTED
+                elif reply is not Reply.ACCEPTED:
+                    return asdict(Receipt(reply))
 
-    @property
-    def _part_bytes(self) -> int:
-        whole = int(PART_SECONDS * self._push_rate) // PART_BYTES * PART_BYTES
+    def _part_bytes(self, *, grow: bool) -> int:
+        whole = int(PART_SECONDS * self._push_rate) // PART_BYTES * PART_BYTES if grow else 0
         return min(MAX_PART_BYTES, max(PART_BYTES, whole))
+
+    def _bytes_ahead(self, *, grow: bool) -> float:
+        """Return how many bytes may be on their way."""
+        return max(PARTS_AT_ONCE * self._part_bytes(grow=grow), AHEAD_SECONDS * self._push_rate if grow else 0)
 
     async def _send_with_retries(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         for last in (False,) * (RESENDS - 1) + (True,):

@@ -28,6 +28,7 @@ from idletrain.rounds.table import RoundState
 from idletrain.worker.encoding import ROUNDS_KEPT
 
 EVALUATION_POLL_SECONDS = 0.05
+ANSWER_SECONDS = 0.001  # until the answer to a push is on its way
 
 
 class Uploads:
@@ -109,9 +110,9 @@ class Uploads:
         if missing := self._late_rows.missing(lease):
             return Receipt(Reply.DUPLICATE, missing)
         baseline = self._baseline(lease.subnet) if current else None
-        small = 0 < sum(map(len, frames)) <= INLINE_BYTES
+        size = 4 * self._run.program.buffer_size(baseline.subnet, persistent=False) if baseline else 0
         read = functools.partial(self._reassembly.read, header, frames, baseline)
-        push = read() if small else await asyncio.to_thread(read)
+        push = read() if size <= INLINE_BYTES else await asyncio.to_thread(read)
         event = protocol.Pushed(
             now=time.monotonic(), lease=lease, steps=header.steps, update=header.update, fault=push.fault
         )
@@ -222,7 +223,12 @@ class Uploads:
             self._late_rows.add(lease, run.directory.subnets[k], push.missing_rows)
         await run.directory.stage(k, command.attempt, command.steps, push.payload, push.norm_fraction)
         self._record_staged(run.state, command, push, reported=reported and not run.state.rules.lockstep)
-        run.handle(protocol.Persisted(now=time.monotonic(), subnet=k))
+        run.spawn(self._report_persisted(k))
+
+    async def _report_persisted(self, k: int) -> None:
+        """Report an update as durable, once its worker has its answer: what follows, such as leases, takes longer."""
+        await asyncio.sleep(ANSWER_SECONDS)
+        self._run.handle(protocol.Persisted(now=time.monotonic(), subnet=k))
 
     async def _commit_one(
         self, directory: RollingDirectory, command: protocol.Persist, push: DecodedPush, *, reported: bool

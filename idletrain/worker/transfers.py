@@ -21,6 +21,7 @@ from distributed import Worker
 from distributed.worker import WORKER_ANY_RUNNING
 from torch import Tensor
 
+from idletrain.cluster import prompt_thread
 from idletrain.exchange.codec import ROW_BYTES, Codec
 from idletrain.exchange.messages import Activity, PushHeader, Receipt, Reply, checksum
 from idletrain.nn.ist.subnets import Subnet
@@ -111,7 +112,7 @@ class Transfers:
         with self.timed(f"{direction}_wait_seconds"):
             acquired = self.acquire(self._node.moving)
         try:
-            with self.timed(f"{direction}_seconds"):
+            with prompt_thread.prompt(), self.timed(f"{direction}_seconds"):  # beside the thread that trains
                 yield
         finally:
             if acquired:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from idletrain.cluster.prompt_thread import SLICE_NANOSECONDS, wake_soon
+from idletrain.cluster.prompt_thread import SLICE_NANOSECONDS, prompt, wake_soon
 
 _SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}.get(platform.machine())
 
@@ -47,6 +47,23 @@ def test_a_thread_has_a_short_slice_and_those_that_it_starts_the_usual_one() -> 
     assert after == (SLICE_NANOSECONDS, before[1])
     assert started == before
     assert before[0] > SLICE_NANOSECONDS
+
+
+@pytest.mark.skipif(not takes_slices(), reason="Linux before 6.12 has one slice for all threads")
+def test_a_thread_is_prompt_for_a_while_and_as_usual_behind_again_and_again() -> None:
+    def ask() -> list[tuple[int, int]]:
+        seen = [slice_and_nice()]
+        for _ in range(2):
+            with prompt():
+                seen.append(slice_and_nice())
+            seen.append(slice_and_nice())
+        return seen
+
+    with ThreadPoolExecutor(1) as other:
+        usual, short, behind, *again = other.submit(ask).result()
+    assert short == (SLICE_NANOSECONDS, usual[1])
+    assert behind == usual
+    assert again == [short, usual]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policies")

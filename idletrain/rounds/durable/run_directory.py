@@ -33,7 +33,7 @@ from idletrain.storage import NO_SPACE_ERRORS, CrashPoint, make_private
 logger = logging.getLogger(__name__)
 ROOM_RETRY_SECONDS = 1.0
 ROUNDS_REMEMBERED = 16  # late rows come at most a few rounds after their update
-INLINE_BYTES = 1 << 18  # written and checked in 0.1 ms, where a thread's turn on a busy head takes several
+INLINE_BYTES = 1 << 22  # written and checked in 3 ms, where a thread's turn on a busy head takes as long or longer
 
 
 @dataclass(frozen=True)
