@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import waiting
 from botocore.config import Config
 
 from idletrain.cloud.aws import requests, run_resources
@@ -215,8 +216,9 @@ def eventually(
     check: Callable[[], Any], seconds: float = DEADLINE_SECONDS, *, instead: Callable[[], Any] | None = None
 ) -> Any:
     """Wait until something is so and return it; if it does not come in time, fail with what is there instead."""
-    deadline = time.monotonic() + seconds
+    began = looked_at = time.monotonic()
     while not (listed := check()):
-        assert time.monotonic() < deadline, ("it did not come about in time", instead and instead())
-        time.sleep(0.02)
+        assert time.monotonic() < began + seconds, ("it did not come about in time", instead and instead())
+        waiting.rest(looked_at)
+        looked_at = time.monotonic()
     return listed

@@ -31,6 +31,7 @@ READ_ON_IMPORT = (
     "CUDA", "DASK", "GLIBC", "KMP", "LANG", "LC_", "LD_", "MALLOC", "MKL", "NUMBA", "OMP", "OPENBLAS", "PYTHON",
     "PYTORCH", "TORCH",
 )  # fmt: skip
+SCRATCH = "dask-scratch-space"  # in Dask's temporary directory
 SET_BY_TORCH = frozenset({"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"})  # on import
 Request = dict[str, Any]
 
@@ -79,9 +80,14 @@ def title(module: str, arguments: Sequence[str]) -> str:
 
 
 def importable() -> list[str]:
-    """Return where this process looks for modules, but for its working directory."""
+    """Return where this process finds modules, but for its working directory.
+
+    Left out is what comes and goes without a module: a Dask server's scratch folder, and the name that an editable
+    install adds to the path.
+    """
     here = {"", ".", str(Path.cwd())}
-    return [entry for entry in dict.fromkeys(sys.path) if entry not in here]
+    others = [entry for entry in dict.fromkeys(sys.path) if entry not in here and SCRATCH not in Path(entry).parts]
+    return [entry for entry in others if Path(entry).exists()]
 
 
 def imported_under(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psutil
 import torch
+import waiting
 import warm
 import yaml
 
@@ -46,10 +47,11 @@ PATIENCE_SECONDS = 90.0  # no test waits longer for one thing; on an idle machin
 
 def until(what: str, condition: Callable[[], T], seconds: float = PATIENCE_SECONDS) -> T:
     """Poll until a condition holds; returns its value."""
-    deadline = time.monotonic() + seconds
+    began = looked_at = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(POLL_SECONDS)
+        assert time.monotonic() < began + seconds, f"waited {seconds} s for {what}"
+        waiting.rest(looked_at, POLL_SECONDS)
+        looked_at = time.monotonic()
     return value
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 import yaml
 from safetensors.torch import load_file
 
@@ -50,6 +51,11 @@ def run(*arguments: str, cwd: Path, how: tuple[str, ...] = MODULE, **env: str) -
         timeout=120,
         check=False,
     )
+
+
+def forked(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """The same of a process that had imported all before; for what does not depend on how modules are found."""
+    return warm.run([*MODULE, *arguments], folder=cwd, environment={**os.environ, **env}, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +156,9 @@ def test_a_network_is_exported_without_its_code_and_it_is_the_same(
     sender: Path, received: Path, receiver: dict[str, str], tmp_path: Path
 ) -> None:
     own, sent = tmp_path / "own.pt", tmp_path / "sent.safetensors"
-    assert run("export", "sent", "--to", str(own), cwd=sender).stdout == f"{own}: the network after round 3\n"
+    assert forked("export", "sent", "--to", str(own), cwd=sender).stdout == f"{own}: the network after round 3\n"
     (received / "own_factory.py").unlink()
-    done = run("export", "sent", "--to", str(sent), cwd=received, **receiver)
+    done = forked("export", "sent", "--to", str(sent), cwd=received, **receiver)
     assert done.stdout == f"{sent}: the network after round 3\n", done.stderr
     expected, actual = torch.load(own, weights_only=True), load_file(sent)
     assert actual.keys() == expected.keys()
@@ -162,7 +168,7 @@ def test_a_network_is_exported_without_its_code_and_it_is_the_same(
 
 
 def test_a_run_of_one_s_own_is_evaluated_without_a_question(sender: Path) -> None:
-    done = run("evaluate", "sent", "--json", cwd=sender)
+    done = forked("evaluate", "sent", "--json", cwd=sender)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds"] == 3
 
@@ -171,13 +177,13 @@ def test_a_run_of_one_s_own_is_evaluated_without_a_question(sender: Path) -> Non
 def test_a_stranger_s_code_is_executed_only_by_those_who_say_so(
     arguments: tuple[str, ...], received: Path, receiver: dict[str, str]
 ) -> None:
-    refused = run(*arguments, cwd=received, **receiver)
+    refused = forked(*arguments, cwd=received, **receiver)
     assert (refused.returncode, refused.stdout) == (2, "")
     why = "idletrain: runs/sent: you did not start this run here, and whoever did chose the code that this command "
     assert refused.stderr.startswith(f"{why}executes; add --trust if you trust them as you trust your own code")
     assert ("export to .safetensors" in refused.stderr) == (arguments[0] == "export")
     assert not (received / "called").exists()
-    trusted = run(*arguments, "--trust", cwd=received, **receiver)
+    trusted = forked(*arguments, "--trust", cwd=received, **receiver)
     assert trusted.returncode == 0, trusted.stderr
     assert (received / "called").exists()
 
@@ -195,13 +201,13 @@ class Planted:
 def test_a_pickle_that_somebody_put_into_one_s_own_run_is_not_opened(sender: Path, tmp_path: Path) -> None:
     folder, marker = tmp_path / "returned", tmp_path / "unpickled"
     shutil.copytree(sender, folder)
-    assert run("evaluate", "sent", cwd=folder).returncode == 0  # it is one's own as long as nobody changes it
+    assert forked("evaluate", "sent", cwd=folder).returncode == 0  # it is one's own as long as nobody changes it
     content = pickle.dumps(Planted(marker))
     (folder / "runs/sent/program.pkl").write_bytes(content)
     for arguments in (("evaluate", "sent"), ("export", "sent", "--to", "x.pt")):
-        assert "add --trust" in run(*arguments, cwd=folder).stderr
+        assert "add --trust" in forked(*arguments, cwd=folder).stderr
     for arguments in (("status", "sent"), ("report", "sent"), ("export", "sent", "--to", "x.safetensors")):
-        assert run(*arguments, cwd=folder).returncode == 0
+        assert forked(*arguments, cwd=folder).returncode == 0
     assert not marker.exists()
     pickle.loads(content)
     assert marker.exists()
@@ -214,9 +220,9 @@ def test_a_factory_that_somebody_wrote_into_one_s_own_run_is_not_called(sender: 
     job = json.loads(file.read_text())
     job["model"] = {"factory": "os:mkdir", "args": {"path": str(tmp_path / "called")}}
     file.write_text(json.dumps(job))
-    assert "add --trust" in run("evaluate", "sent", cwd=folder).stderr
+    assert "add --trust" in forked("evaluate", "sent", cwd=folder).stderr
     assert not (tmp_path / "called").exists()
-    run("evaluate", "sent", "--trust", cwd=folder)
+    forked("evaluate", "sent", "--trust", cwd=folder)
     assert (tmp_path / "called").exists()
 
 
@@ -247,7 +253,7 @@ def test_a_report_replaces_a_link_and_not_what_it_leads_to(received: Path, tmp_p
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (received / "runs/sent/report.html").symlink_to(precious)
-    done = run("report", "sent", cwd=received)
+    done = forked("report", "sent", cwd=received)
     assert done.returncode == 0, done.stderr
     assert precious.read_text() == "mine"
     assert "<html" in (received / "runs/sent/report.html").read_text()

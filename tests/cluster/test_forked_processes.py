@@ -18,8 +18,9 @@ from typing import Any
 import psutil
 import pytest
 from distributed import Client
+from distributed.core import Server
 
-from idletrain.cluster import dask_scheduler, forked_processes
+from idletrain.cluster import dask_scheduler, fork_server, forked_processes
 from idletrain.cluster.forked_processes import ForkedProcess
 
 Start = Callable[..., ForkedProcess]
@@ -154,6 +155,22 @@ def test_what_is_read_on_import_makes_another_parent(start: Start) -> None:
     assert parent_of(start(MARK="which nothing reads")) == parent_of(first)
 
 
+def test_a_store_s_scratch_folder_makes_no_other_parent_and_a_folder_of_modules_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def beside_a_server() -> tuple[str, ...]:
+        server = Server({})
+        assert server.local_directory in sys.path
+        imported = fork_server.imported_under(os.environ)
+        await server.close()
+        return imported
+
+    before = fork_server.imported_under(os.environ)
+    assert asyncio.run(beside_a_server()) == before
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fork_server.imported_under(os.environ) != before
+
+
 def test_a_parent_that_cannot_run_leaves_its_words_in_the_log(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +210,9 @@ def test_a_fork_that_starts_workers_has_imported_all_that_they_need(
     log = tmp_path / "log"
     parent = forked_processes.start_parent(os.environ)
     try:
-        head = parent.start(("nowhere",), log, dict(os.environ), module="leads", folder=tmp_path, has_forks=True)
+        path = ["the name of an editable install", *fork_server.importable()]
+        environment = dict(os.environ)
+        head = parent.start((), log, environment, module="leads", folder=tmp_path, path=path, has_forks=True)
         eventually(lambda: "pids" in log.read_text())
         pids = json.loads(log.read_text().splitlines()[-1])["pids"]
         spare, worker = (psutil.Process(pid) for pid in pids)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from botocore.loaders import JSONFileLoader
 from rehearsal import Sandbox
 
 from idletrain.cloud.aws import doctor
@@ -29,6 +30,25 @@ def tags_of(run: str) -> dict[str, str]:
 @pytest.fixture
 def site(account: Account) -> Any:
     return account.site(None, gpu=False)
+
+
+def test_another_account_reads_no_service_s_description_again_and_has_keys_and_region_of_its_own(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert account.ec2
+    read: list[str] = []
+    load = JSONFileLoader.load_file
+    monkeypatch.setattr(JSONFileLoader, "load_file", lambda self, path: [read.append(path), load(self, path)][1])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    other = Account("us-east-1")
+    clients = other.ec2, account.ec2
+    assert read == []
+    assert [client.meta.region_name for client in clients] == ["us-east-1", account.region]
+    keys = [client._get_credentials().access_key for client in clients]
+    assert keys[0] == "another" != keys[1]
+    monkeypatch.setenv("AWS_DATA_PATH", "/of-ones-own")
+    assert Account().ec2
+    assert any("/ec2/" in path for path in read)  # which may be described there
 
 
 def test_a_site_is_the_default_network_and_an_image_that_is_there(site: Any) -> None:
