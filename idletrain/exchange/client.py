@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -23,7 +20,6 @@ from idletrain.exchange.admission import ADMISSION_BYTES, holder_of
 from idletrain.exchange.datagram.session import DatagramSession
 from idletrain.exchange.datagram.transfer import PeerSilentError
 from idletrain.exchange.messages import (
-    LATE_ROWS_REPLIES,
     Activity,
     LeaseId,
     LockstepGroup,
@@ -33,17 +29,12 @@ from idletrain.exchange.messages import (
     as_message,
 )
 from idletrain.exchange.ordered_requests import ordered_requests
+from idletrain.exchange.parted_push import PartedPush, PushRate
 
 logger = logging.getLogger(__name__)
-RESENDS = 3  # sends of one push; a connection that breaks three times in a row is the lease's business
+RESENDS = 3  # sends from one byte on; a connection that breaks three times in a row is the lease's business
 RESEND_PAUSE_SECONDS = 0.5
-PART_BYTES = 1 << 18  # 20 ms of a link of 100 Mbit/s; a part is a multiple of it, but for the last
-PART_SECONDS = 0.005  # that a part travels over a faster link: the store checks it while the next ones travel
-AHEAD_SECONDS = 0.04  # of bytes sent before they are answered over one: beside training, an answer may take 10 ms
-MAX_PART_BYTES = 16 * PART_BYTES
 DATAGRAM_BYTES = 1 << 13  # a smaller payload travels in the call itself
-RELEASE_SECONDS = 1.0  # that a client which is closed waits until its pulls' slots are free
-PARTS_AT_ONCE = 2  # so that the link is not idle while the store answers
 STORE_CONNECT_SECONDS = 5.0  # workers of a dead head must not wait Dask's 30 s a try: the next head needs them
 
 
@@ -60,8 +51,7 @@ class StoreClient:
         self._rpc = rpc(address, timeout=STORE_CONNECT_SECONDS, connection_args=connection_args)
         self._worker = worker or uuid.uuid4().hex
         self._session: DatagramSession | None = None
-        self._push_rate = 0.0  # bytes a second of the last push in parts
-        self._releases: set[asyncio.Task[None]] = set()
+        self._push_rate = PushRate()
 
     async def program(self) -> bytes:
         """Return the pickled program of the run.
@@ -95,9 +85,7 @@ class StoreClient:
                 lease=as_message(lease), start=start, stop=stop, at=at, transfer_id=transfer_id
             )
         if answer.get("admitted"):
-            release = asyncio.create_task(self._release_pull(holder_of(lease), answer["flat"].nbytes))
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
+            await self._release_pull(holder_of(lease), answer["flat"].nbytes)
         if answer["reply"] != Reply.ACCEPTED:
             raise RefusedError(f"pull of subnet {lease.subnet}, round {lease.round}: {answer['reply']}")
         if session is None or transfer_id is None:
@@ -111,9 +99,9 @@ class StoreClient:
         return answer["step"], torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
 
     async def _release_pull(self, holder: str, size: int) -> None:
-        """Free a pull's slot while its values are used; one that is not freed is lost after a while (`pull` there)."""
+        """Free a pull's slot, without an answer; one that is not freed is lost after a while (`pull` there)."""
         with contextlib.suppress(OSError):
-            await self._rpc.release_pull(holder=holder, size=size)
+            await self._rpc.release_pull(holder=holder, size=size, reply=False)
 
     @property
     def transport(self) -> str:
@@ -162,9 +150,8 @@ class StoreClient:
                 return receipt
         if len(content) > ADMISSION_BYTES:
             coded = payload is not None and payload.dtype == torch.uint8
-            answer = await self._send_with_retries(
-                lambda: self._push_parts(header, content, urgent=urgent, grow=not coded)
-            )
+            pushed = PartedPush(header, content, None if coded else self._push_rate, urgent=urgent)
+            answer = await self._send_with_retries(lambda: self._send_parts(pushed), lambda: pushed.arrived)
         else:
             frames = to_serialize(content.numpy())
             answer = await self._send_with_retries(lambda: self._rpc.push(header=as_message(header), flat=frames))
@@ -223,65 +210,27 @@ class StoreClient:
         )
         return Reply(answer["reply"])
 
-    async def _push_parts(self, header: PushHeader, content: Tensor, *, urgent: bool, grow: bool) -> dict[str, Any]:
-        """Send parts in order and the push right behind, so that the link is never idle; return the push's answer, or
-        the first refusal.
-
-        Args:
-            header: Describes the payload.
-            content: Its bytes.
-            urgent: Whether it goes before waiting pushes.
-            grow: Whether more is sent before it is answered over a quicker link; else the store sees soon when it has
-                enough.
-        """
-        of_part = as_message(replace(header, position=""))  # which goes once, with the push
-        start, stop, arrived, pushed = 0, len(content), 0, False
-        sizes: deque[int] = deque()  # of the parts that are on their way
+    async def _send_parts(self, pushed: PartedPush) -> dict[str, Any]:
         async with ordered_requests(self._rpc) as requests:
-            await requests.send("admit_push", holder=holder_of(header.lease), urgent=urgent)
-            await requests.answer()
-            started = time.perf_counter()
-            while True:
-                while start < stop and start - arrived < self._bytes_ahead(grow=grow):
-                    part = content[start : start + self._part_bytes(grow=grow)]
-                    await requests.send("part", header=of_part, start=start, flat=to_serialize(part.numpy()))
-                    sizes.append(len(part))
-                    start += len(part)
-                if start == stop and not pushed:
-                    nothing = to_serialize(content[:0].numpy())
-                    await requests.send("push", header=as_message(header), flat=nothing)
-                    pushed = True
-                answer = await requests.answer()
-                if not sizes:
-                    return answer
-                arrived += sizes.popleft()
-                self._push_rate = arrived / (time.perf_counter() - started)
-                reply = Reply(answer["reply"])
-                if reply is Reply.ENOUGH or reply in LATE_ROWS_REPLIES:  # the push's answer says what is missing
-                    stop = start
-                elif reply is not Reply.ACCEPTED:
-                    return asdict(Receipt(reply))
+            return await pushed.send(requests)
 
-    def _part_bytes(self, *, grow: bool) -> int:
-        whole = int(PART_SECONDS * self._push_rate) // PART_BYTES * PART_BYTES if grow else 0
-        return min(MAX_PART_BYTES, max(PART_BYTES, whole))
-
-    def _bytes_ahead(self, *, grow: bool) -> float:
-        """Return how many bytes may be on their way."""
-        return max(PARTS_AT_ONCE * self._part_bytes(grow=grow), AHEAD_SECONDS * self._push_rate if grow else 0)
-
-    async def _send_with_retries(self, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        for last in (False,) * (RESENDS - 1) + (True,):
+    async def _send_with_retries(
+        self, send: Callable[[], Awaitable[dict[str, Any]]], arrived: Callable[[], int] = lambda: 0
+    ) -> dict[str, Any]:
+        """Return the answer to what is sent, again if the connection breaks: until it has broken three times without
+        that more has arrived.
+        """
+        before, broken = arrived(), 0
+        while True:
             try:
                 with _link():
-                    answer = await send()
+                    return await send()
             except ConnectionError:
-                if last:
+                broken = 1 if arrived() > before else broken + 1
+                before = arrived()
+                if broken == RESENDS:
                     raise
                 await asyncio.sleep(RESEND_PAUSE_SECONDS)
-            else:
-                break
-        return answer
 
     async def stream_position(self, lease: LeaseId) -> str:
         """Return how far the subnet's part of a stream was read, as text; "" where that is not known.
@@ -328,13 +277,11 @@ class StoreClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._releases:
-            _, late = await asyncio.wait(self._releases, timeout=RELEASE_SECONDS)
-            for release in late:
-                release.cancel()
-            await asyncio.gather(*self._releases, return_exceptions=True)
         if self._session:
             await self._session.close()
+        for connection, is_idle in self._rpc.comms.items():
+            if not is_idle:  # else its unsent bytes are waited for
+                connection.abort()
         await self._rpc.close_rpc()
 
 

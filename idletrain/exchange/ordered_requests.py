@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from distributed.comm import Comm
-from distributed.core import clean_exception, rpc
+from distributed.core import Status, clean_exception, rpc
 
 
 class OrderedRequests:
@@ -31,7 +31,7 @@ class OrderedRequests:
             OSError: the connection is broken.
         """
         self.unanswered += 1
-        await self._connection.write({"op": operation, **fields})
+        await self._connection.write({"op": operation, **fields}, on_error="raise")
 
     async def answer(self) -> dict[str, Any]:
         """Return the answer to the oldest request that has none.
@@ -51,7 +51,8 @@ class OrderedRequests:
 
 @contextlib.asynccontextmanager
 async def ordered_requests(remote: rpc) -> AsyncIterator[OrderedRequests]:
-    """Lend a connection to a server; behind it, the connection is kept if all answers came, else closed.
+    """Lend a connection to a server; behind it, the connection is kept if all answers came and `remote` is open, else
+    closed.
 
     Raises:
         OSError: the server cannot be reached.
@@ -61,6 +62,7 @@ async def ordered_requests(remote: rpc) -> AsyncIterator[OrderedRequests]:
     try:
         yield requests
     finally:
-        if requests.unanswered:
+        if requests.unanswered or remote.status is Status.closed:
             connection.abort()
-        remote.comms[connection] = True  # Dask forgets it if it is closed
+        else:
+            remote.comms[connection] = True

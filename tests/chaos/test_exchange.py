@@ -11,9 +11,10 @@ import psutil
 import pytest
 import torch
 
-from idletrain.exchange.client import PART_BYTES, StoreClient
+from idletrain.exchange.client import StoreClient
 from idletrain.exchange.codec import ROW_BYTES
 from idletrain.exchange.messages import LeaseId, PushHeader, Reply, checksum
+from idletrain.exchange.parted_push import PART_BYTES
 from idletrain.nn.ist.schemes import SubnetSpec
 from idletrain.nn.prepare import from_settings
 from idletrain.rounds.durable import recovery

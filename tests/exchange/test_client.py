@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from distributed.comm import CommClosedError
+from distributed.comm import Comm, CommClosedError
 from distributed.core import Server
 
 from idletrain.exchange import client as module
-from idletrain.exchange.client import MAX_PART_BYTES, PART_BYTES, RESENDS, StoreClient
+from idletrain.exchange.client import RESENDS, StoreClient
 from idletrain.exchange.messages import LeaseId, PushHeader, Receipt, Reply
+from idletrain.exchange.parted_push import MAX_PART_BYTES, PART_BYTES, PushRate
 
 HEADER = PushHeader(LeaseId("run", 1, 2, 3, 4), 9, 1.5, 0)
+NEXT = replace(HEADER, steps=10)
 
 
 async def push(breaks: int) -> tuple[list[Any], Receipt]:
@@ -55,69 +60,144 @@ def test_a_push_gives_up_after_three_sends() -> None:
         asyncio.run(push(RESENDS))
 
 
-def test_over_a_quick_link_parts_are_larger_and_more_is_sent_before_an_answer() -> None:
-    """It so covers the wait for the answers, which does not grow with the link."""
-    parts: dict[int, int] = {}
+class Store:
+    """Takes pushes in parts, as a store does, but answers as it is told.
 
-    def take(header: dict[str, Any], start: int, flat: Any) -> Any:
-        parts[start] = sum(map(len, flat.frames))
-        return {"reply": "accepted"}
+    Attributes:
+        parts: Every part that came: its first byte, and its bytes.
+        held: The bytes at hand of each push, by place; pushes are told apart by their steps.
+        pushes: How many pushes came.
+    """
 
-    async def test() -> None:
-        accepted = {"reply": "accepted", "missing": b""}
-        handlers = {"part": take, "admit_push": lambda holder, urgent: {}, "push": lambda header, flat: accepted}  # noqa: ARG005
-        server = Server(handlers, deserialize=False)
+    def __init__(self, answer: Callable[[Store, Comm], Reply] | None = None) -> None:
+        self._answer = answer or (lambda *_: Reply.ACCEPTED)
+        self.parts: list[tuple[int, int]] = []
+        self.held: dict[int, dict[int, bytes]] = {}
+        self.pushes = 0
+        self.answering = asyncio.Event()  # parts wait for it
+        self.answering.set()
+
+    async def _part(self, comm: Comm, header: dict[str, Any], start: int, flat: Any) -> Any:
+        content = b"".join(flat.frames)
+        self.parts.append((start, len(content)))
+        reply = self._answer(self, comm)
+        self.held.setdefault(header["steps"], {})[start] = content
+        await self.answering.wait()
+        return {"reply": reply.value}
+
+    def _push(self, header: dict[str, Any], flat: Any) -> Any:  # noqa: ARG002
+        self.pushes += 1
+        return {"reply": "accepted", "missing": b""}
+
+    def content(self, header: PushHeader = HEADER) -> bytes:
+        """The payload of a push, from its beginning on without a gap."""
+        whole, parts = bytearray(), self.held[header.steps]
+        for start in sorted(parts):
+            assert start <= len(whole)
+            whole[start : start + len(parts[start])] = parts[start]
+        return bytes(whole)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[StoreClient]:
+        server = Server(
+            {"part": self._part, "admit_push": lambda holder, urgent: {}, "push": self._push},  # noqa: ARG005
+            deserialize=False,
+        )
         await server.listen("tcp://127.0.0.1:0")
         client = StoreClient(server.address, {})
-        size = MAX_PART_BYTES + 2 * PART_BYTES + 100
         try:
-            for rate, first in ((0.0, 1), (12.5e6, 1), (200e6, 3), (1e12, MAX_PART_BYTES // PART_BYTES)):
-                parts.clear()
-                client._push_rate = rate
-                assert client._bytes_ahead(grow=True) == max(2 * first * PART_BYTES, 0.04 * rate)
-                await client.push(HEADER, torch.zeros(size // 4))
-                assert parts[0] == first * PART_BYTES
-                sizes = [parts[start] for start in sorted(parts)]
-                assert sorted(parts) == [sum(sizes[:k]) for k in range(len(sizes))]  # one behind the other
-                assert sum(sizes) == size
-                assert all(part % PART_BYTES == 0 for part in sizes[:-1])  # and so whole values
-                assert client._push_rate not in (0.0, rate)  # it is measured
-            parts.clear()
-            client._push_rate = 1e12
-            assert client._bytes_ahead(grow=False) == 2 * PART_BYTES
-            await client.push(HEADER, torch.zeros(size, dtype=torch.uint8))
-            assert max(parts.values()) == PART_BYTES  # the store may have enough of what is coded before the end
+            yield client
         finally:
             await client.close()
             await server.close()
+
+
+def test_parts_are_larger_over_a_quicker_link_but_for_what_is_coded() -> None:
+    async def sizes(rate: float, payload: torch.Tensor) -> list[int]:
+        store = Store()
+        async with store.client() as client:
+            client._push_rate = PushRate(rate)
+            assert await client.push(HEADER, payload) == Receipt(Reply.ACCEPTED)
+            assert store.content() == payload.numpy().tobytes()
+            assert (client._push_rate.bytes_per_second == rate) == (payload.dtype == torch.uint8)  # else measured
+        return [size for _, size in store.parts]
+
+    values = torch.arange(4 * MAX_PART_BYTES // 4, dtype=torch.float32)
+    assert asyncio.run(sizes(0.0, values))[0] == PART_BYTES  # no rate is known yet
+    assert asyncio.run(sizes(1e12, values))[0] == MAX_PART_BYTES
+    coded = torch.arange(3 * PART_BYTES).to(torch.uint8)
+    assert asyncio.run(sizes(1e12, coded)) == 3 * [PART_BYTES]  # the store may have enough of it before the end
+
+
+def test_a_push_whose_connection_breaks_goes_on_with_what_was_not_answered() -> None:
+    """However often it breaks, as long as more has arrived each time."""
+    breaks = 2 * RESENDS
+
+    def answer(store: Store, comm: Comm) -> Reply:
+        if len(store.parts) % 3 == 2 and len(store.parts) < 3 * breaks:
+            comm.abort()
+            raise CommClosedError
+        return Reply.ACCEPTED
+
+    async def test() -> tuple[Store, Receipt]:
+        store = Store(answer)
+        async with store.client() as client:
+            return store, await client.push(HEADER, values)
+
+    values = torch.arange(4 * breaks * PART_BYTES // 4, dtype=torch.float32)
+    store, receipt = asyncio.run(test())
+    assert receipt == Receipt(Reply.ACCEPTED)
+    assert store.content() == values.numpy().tobytes()
+    assert store.pushes == 1
+    assert len(store.parts) < 2 * 4 * breaks  # from its beginning each time it would be many more
+    assert sum(start == 0 for start, _ in store.parts) <= 2
+
+
+def test_a_push_that_breaks_three_times_at_one_byte_is_given_up() -> None:
+    def answer(store: Store, comm: Comm) -> Reply:
+        if len(store.parts) == 1:
+            return Reply.ACCEPTED
+        comm.abort()
+        raise CommClosedError
+
+    async def test() -> Store:
+        store = Store(answer)
+        async with store.client() as client:
+            with pytest.raises(ConnectionError, match="the parameter store"):
+                await client.push(HEADER, torch.zeros(4 * PART_BYTES // 4))
+        return store
+
+    store = asyncio.run(test())
+    assert store.pushes == 0
+    assert 1 + RESENDS <= len(store.parts) <= 2 + RESENDS  # the first may have been sent again with the second
+
+
+def test_a_refusal_in_the_middle_ends_a_push_and_the_client_goes_on() -> None:
+    async def test() -> None:
+        store = Store(lambda store, _: Reply.NOT_LEASED if len(store.parts) == 2 else Reply.ACCEPTED)
+        async with store.client() as client:
+            assert await client.push(HEADER, torch.zeros(6 * PART_BYTES // 4)) == Receipt(Reply.NOT_LEASED)
+            values = torch.arange(6 * PART_BYTES // 4, dtype=torch.float32)
+            assert await client.push(NEXT, values) == Receipt(Reply.ACCEPTED)
+            assert store.content(NEXT) == values.numpy().tobytes()
 
     asyncio.run(test())
 
 
-def test_a_push_in_parts_whose_connection_breaks_is_sent_again_from_its_beginning() -> None:
-    sent: list[tuple[int, int]] = []
+def test_a_push_that_is_cancelled_in_the_middle_leaves_no_answer_to_the_next() -> None:
+    async def test() -> None:
+        store = Store()
+        store.answering.clear()
+        async with store.client() as client:
+            pushing = asyncio.create_task(client.push(HEADER, torch.zeros(6 * PART_BYTES // 4)))
+            while not store.parts:
+                await asyncio.sleep(0.01)
+            pushing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pushing
+            store.answering.set()
+            values = torch.arange(3 * PART_BYTES // 4, dtype=torch.float32)
+            assert await client.push(NEXT, values) == Receipt(Reply.ACCEPTED)
+            assert store.content(NEXT) == values.numpy().tobytes()
 
-    def take(comm: Any, header: dict[str, Any], start: int, flat: Any) -> Any:
-        sent.append((start, sum(map(len, flat.frames))))
-        if len(sent) == 2:
-            comm.abort()
-            raise CommClosedError
-        return {"reply": "accepted"}
-
-    async def test() -> Receipt:
-        accepted = {"reply": "accepted", "missing": b""}
-        handlers = {"part": take, "admit_push": lambda holder, urgent: {}, "push": lambda header, flat: accepted}  # noqa: ARG005
-        server = Server(handlers, deserialize=False)
-        await server.listen("tcp://127.0.0.1:0")
-        client = StoreClient(server.address, {})
-        try:
-            return await client.push(HEADER, torch.zeros(3 * PART_BYTES // 4))
-        finally:
-            await client.close()
-            await server.close()
-
-    assert asyncio.run(test()) == Receipt(Reply.ACCEPTED)
-    assert sent[:2] == [(0, PART_BYTES), (PART_BYTES, PART_BYTES)]
-    again = sent[2:]
-    assert [start for start, _ in again] == [sum(size for _, size in again[:k]) for k in range(len(again))]
-    assert sum(size for _, size in again) == 3 * PART_BYTES
+    asyncio.run(test())

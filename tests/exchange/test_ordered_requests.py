@@ -62,6 +62,19 @@ def test_a_connection_with_answers_to_come_is_closed() -> None:
     served(test)
 
 
+def test_a_connection_that_comes_back_to_a_closed_client_is_closed() -> None:
+    async def test(remote: rpc, _: list[int]) -> None:
+        async with ordered_requests(remote):
+            (lent,) = remote.comms
+            remote.comms.clear()  # as a connection that opens while the client closes
+            await remote.close_rpc()
+            assert not lent.closed()
+        assert lent.closed()
+        assert not remote.comms
+
+    served(test)
+
+
 def test_what_a_handler_raises_is_raised_and_the_next_answer_is_the_next_request_s(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

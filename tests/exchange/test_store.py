@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from idletrain.errors import RefusedError
 from idletrain.exchange.admission import HOLDER_SILENCE_SECONDS, MIN_HOLDERS, holder_of
-from idletrain.exchange.client import MAX_PART_BYTES, PART_BYTES, StoreClient
+from idletrain.exchange.client import StoreClient
 from idletrain.exchange.datagram import session as session_module
 from idletrain.exchange.datagram.packet import PAYLOAD
 from idletrain.exchange.datagram.protocol import DatagramProtocol
@@ -32,6 +32,7 @@ from idletrain.exchange.messages import (
     inspect,
     inspect_values,
 )
+from idletrain.exchange.parted_push import MAX_PART_BYTES, PART_BYTES, PARTS_AT_ONCE
 from idletrain.exchange.parts import Parts
 from idletrain.exchange.store import StoreServer
 
@@ -205,7 +206,7 @@ async def test_what_is_large_goes_in_parts_from_its_beginning_on(security: Secur
         header = PushHeader(LEASE, 9, 1.5, 0)  # the checksum is wrong: it stays where it is
         assert await client.push(header, flat) == Receipt(Reply.CORRUPT)
         frames = head.parts.payload(LEASE.attempt, (9, True))
-        assert len(frames[0]) == PART_BYTES  # no rate is known yet
+        assert {len(frame) for frame in frames[:PARTS_AT_ONCE]} == {PART_BYTES}  # no rate is known yet
         assert all(len(frame) <= MAX_PART_BYTES for frame in frames)
         assert b"".join(frames) == flat.numpy().tobytes()
         other = PushHeader(LeaseId("run", 1, 2, 3, 5), 9, 1.5, 0)
