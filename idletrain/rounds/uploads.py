@@ -28,7 +28,7 @@ from idletrain.rounds.table import RoundState
 from idletrain.worker.encoding import ROUNDS_KEPT
 
 EVALUATION_POLL_SECONDS = 0.05
-ANSWER_SECONDS = 0.001  # until the answer to a push is on its way
+ANSWER_SECONDS = 0.001  # in which the answer to a push is mostly sent
 
 
 class Uploads:
@@ -112,7 +112,8 @@ class Uploads:
         baseline = self._baseline(lease.subnet) if current else None
         size = 4 * self._run.program.buffer_size(baseline.subnet, persistent=False) if baseline else 0
         read = functools.partial(self._reassembly.read, header, frames, baseline)
-        push = read() if size <= INLINE_BYTES else await asyncio.to_thread(read)
+        inline = size <= INLINE_BYTES and self._run.check_lease(lease) is Reply.ACCEPTED
+        push = read() if inline else await asyncio.to_thread(read)
         event = protocol.Pushed(
             now=time.monotonic(), lease=lease, steps=header.steps, update=header.update, fault=push.fault
         )

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 ROOM_RETRY_SECONDS = 1.0
 ROUNDS_REMEMBERED = 16  # late rows come at most a few rounds after their update
 INLINE_BYTES = 1 << 22  # written and checked in 3 ms, where a thread's turn on a busy head takes as long or longer
+INLINE_SECONDS = 0.005  # that the last write took, at most: a disk that is slow must not stop the head's loop
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class RunDirectory:
         self._late_count = past.late_count
         self._late_updates = self._sound_late_updates(past.late_updates.get(past.rounds, ()))
         self._writing = asyncio.Lock()
-        self._stopping = False
+        self._stopping, self._write_seconds = False, 0.0  # the latter of the last update
         written = [*self.staged.values(), *(late.change for late in self._late_updates)]
         self._next_offset = max((u.offset + u.size_bytes for u in written), default=0)
 
@@ -194,8 +195,14 @@ class RunDirectory:
         staged = updates.StagedUpdate(subnet, steps, self._next_offset, payload.size_bytes, payload.checksum)
         self.staged[subnet] = staged
         self._next_offset += staged.size_bytes
-        small = staged.size_bytes <= INLINE_BYTES
-        await self._durably(lambda: updates.write(path, staged.offset, payload.frames), inline=small)
+        inline = staged.size_bytes <= INLINE_BYTES and self._write_seconds <= INLINE_SECONDS
+
+        def write() -> None:
+            started = time.perf_counter()
+            updates.write(path, staged.offset, payload.frames)
+            self._write_seconds = time.perf_counter() - started
+
+        await self._durably(write, inline=inline)
         self._reached("update-written")
         await self._append("stage", round=self.round, attempt=attempt, norm_fraction=norm_fraction, **asdict(staged))
         self._reached("update-recorded")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from idletrain.nn.ist.schemes import SubnetSpec, by_neurons
 from idletrain.nn.network import Network
 from idletrain.nn.prepare import Prepared
 from idletrain.rounds.durable import history, recovery, snapshots, updates, write_ahead_log
-from idletrain.rounds.durable.run_directory import Payload, RunDirectory
+from idletrain.rounds.durable.run_directory import INLINE_SECONDS, Payload, RunDirectory
 
 HALVES, OTHERS = by_neurons((0.5, 0.5)), by_neurons((0.25, 0.75))
 WIDTHS = (40, 64, 64, 3)
@@ -46,6 +49,30 @@ async def train(directory: RunDirectory, next_specs: tuple[SubnetSpec, ...] = HA
         flat = directory.network.pull(subnet)
         await directory.stage(k, 7 + k, 5 - 3 * k, payload(flat + torch.rand(len(flat))), 1.0)
     await directory.commit([(0, 5), (1, 2)], next_specs)
+
+
+def test_behind_a_slow_write_small_updates_are_written_in_a_thread_until_one_was_quick(
+    opened: Callable[[], RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_by: list[bool] = []
+    pauses = iter((0.0, 2 * INLINE_SECONDS, 2 * INLINE_SECONDS, 0.0, 0.0))
+    write = updates.write
+
+    def slow(*arguments: Any) -> None:
+        written_by.append(threading.current_thread() is threading.main_thread())
+        time.sleep(next(pauses))
+        write(*arguments)
+
+    async def test() -> None:
+        directory = opened()
+        await directory.begin(HALVES)
+        for attempt in range(5):
+            await directory.stage(0, attempt, 5, payload(directory.network.pull(directory.subnets[0])), 1.0)
+        directory.close()
+
+    monkeypatch.setattr(updates, "write", slow)
+    asyncio.run(test())
+    assert written_by == [True, True, False, False, True]
 
 
 def change_of(directory: RunDirectory, k: int) -> torch.Tensor:
