@@ -28,7 +28,7 @@ def wake_soon() -> None:
 
 @contextlib.contextmanager
 def prompt() -> Iterator[None]:
-    """Have the calling thread run soon after it is woken (`wake_soon`) within, and as usual behind."""
+    """Have the calling thread run soon after it is woken (`wake_soon`) within, as usual behind; not nested."""
     _set_slice(SLICE_NANOSECONDS)
     try:
         yield
@@ -38,9 +38,11 @@ def prompt() -> Iterator[None]:
 
 def _set_slice(nanoseconds: int) -> None:
     number = _SCHED_SETATTR.get(platform.machine()) if sys.platform == "linux" else None
-    if number is None or os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
-        return  # the user chose another policy
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = (_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, nanoseconds, 0, 0, 0, 0)
-    with contextlib.suppress(AttributeError):  # a C library without `syscall`
+    if number is None:
+        return
+    with contextlib.suppress(AttributeError, OSError):  # a C library without the calls, or a filter that forbids them
+        if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
+            return  # the user chose another policy
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        attributes = (_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, nanoseconds, 0, 0, 0, 0)
         ctypes.CDLL(None).syscall(number, 0, _ATTRIBUTES.pack(*attributes), 0)

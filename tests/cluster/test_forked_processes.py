@@ -211,6 +211,8 @@ def test_a_fork_that_starts_workers_has_imported_all_that_they_need(
     parent = forked_processes.start_parent(os.environ)
     try:
         path = ["the name of an editable install", *fork_server.importable()]
+        monkeypatch.syspath_prepend(path[0])
+        assert fork_server.importable() == path[1:]
         environment = dict(os.environ)
         head = parent.start((), log, environment, module="leads", folder=tmp_path, path=path, has_forks=True)
         eventually(lambda: "pids" in log.read_text())
