@@ -39,6 +39,8 @@ FINALISTS = 2
 SAMPLER_CANDIDATES: tuple[SamplerSetting, ...] = ("uniform", "log-uniform", "simhash", "dwta", "inverted-file")
 HELD_OUT = 10_000  # rows: between finalists with a P@1 of 4 %, a standard error of about 0.2 points
 SCORED_FIRST = 4000  # of them, in the first trials: to score all takes as long as such a trial where labels are many
+SCORING_PRODUCTS = 2e12  # of a trial at most: a core ranks for a minute what takes so many multiplications
+LEAST_SCORED = 1000
 HELD_OUT_PART = 5  # of a small data set a fifth is held out
 
 
@@ -79,8 +81,8 @@ def choose_sampler(
         data: The job's data settings.
         training: The job's training settings; each sampler is tried with its optimizer and batch size, on the whole
             network.
-        seconds: Training time of all samplers together; if None, two minutes, or a twentieth of the run's steps where
-            those take less.
+        seconds: Training time of all samplers together, without what scoring takes; if None, two minutes, or a
+            twentieth of the run's steps where those take less.
         candidates: Samplers to try; `SAMPLER_CANDIDATES` if None.
 
     Returns:
@@ -138,7 +140,7 @@ def _equally_long(
 def _try(prepared: Prepared, sampler: SamplerSetting, seconds: float, most_steps: float, scored: int) -> SamplerTrial:
     """Train the whole network for some seconds or steps, rebuilding its index every round, and score held-out rows.
 
-    Of these only `scored` are ranked.
+    Of these at most `scored` are ranked, fewer where labels are so many that it would take minutes.
     """
     program = replace(prepared.program, layout=groups.whole(prepared.program.module))
     training, samples = program.training, program.source.open()
@@ -172,7 +174,13 @@ def _try(prepared: Prepared, sampler: SamplerSetting, seconds: float, most_steps
         work.step(training_rows, batches, steps)
         passed = time.perf_counter() - started
     network = assembled(prepared.module, [p.detach() for p in work.module.parameters() if p.requires_grad]).eval()
-    return SamplerTrial(sampler, steps, passed, _hits(network, samples, np.sort(order[: min(count, scored)])))
+    ranked = min(count, scored_rows(scored, module.get_submodule(program.output).weight.numel()))
+    return SamplerTrial(sampler, steps, passed, _hits(network, samples, np.sort(order[:ranked])))
+
+
+def scored_rows(wanted: int, products: int) -> int:
+    """Return how many rows a trial ranks, if a row takes so many multiplications."""
+    return min(wanted, max(LEAST_SCORED, int(SCORING_PRODUCTS // products)))
 
 
 def _hits(network: Any, samples: SparseSamples, rows: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from idletrain.autotune import sampler_trial
-from idletrain.autotune.sampler_trial import FINALISTS, PART_OF_RUN, SamplerTrial, best, choose_sampler
+from idletrain.autotune.sampler_trial import FINALISTS, HELD_OUT, PART_OF_RUN, SamplerTrial, best, choose_sampler
 from idletrain.errors import JobError
 from idletrain.job_file import parse_job
 from idletrain.optimizer_settings import OptimizerSettings
@@ -92,6 +92,14 @@ def test_first_trials_are_scored_on_a_part_of_the_rows_held_out(job: object, mon
     candidates = tuple({"name": "uniform", "negatives": 5 + n} for n in range(3))
     _, trials = choose_sampler(job.model, job.data, job.training, seconds=0.1, candidates=candidates)
     assert [len(trial.hits) for trial in trials] == [200, 200, 50]
+
+
+@pytest.mark.parametrize(
+    ("labels", "hidden", "rows"),
+    [(225_988, 64, HELD_OUT), (200_270, 512, HELD_OUT), (670_091, 2560, 1165), (10**8, 512, 1000)],
+)
+def test_fewer_rows_are_scored_where_ranking_all_labels_takes_minutes(labels: int, hidden: int, rows: int) -> None:
+    assert sampler_trial.scored_rows(HELD_OUT, labels * hidden) == rows
 
 
 def test_trials_of_a_short_run_take_a_twentieth_of_its_steps(job: object, monkeypatch: pytest.MonkeyPatch) -> None:
