@@ -3,7 +3,8 @@
 A real run of 100 steps: 135,909 features, hidden 2,560, 670,091 labels, which are the counts of Amazon-670K in the IST
 paper (data generated: as many features and labels a row, fewer rows). Hidden units and labels are both partitioned over
 eight local workers, so that a worker holds an eighth of the embeddings and a 64th of the output; uniform negatives.
-The head holds the network twice (`workflows/amazon-670k-ist.yaml`), which is 17 GB; without so much, do not run this.
+The head holds the network twice (`workflows/amazon-670k-ist.yaml`), which is 17 GB, and workers a GB each: with less
+memory it refuses to begin. The head's peak is that of this process, which also makes the data.
 
     python -m benchmarks.wide_scale [--tiny] [--json FILE]
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import scipy.sparse
 
 from benchmarks.memory import Watch
@@ -27,6 +29,7 @@ from benchmarks.runs import of_kind, run, temporary_job
 from benchmarks.wide_training import peak_rss_bytes
 
 GB, MB = 1e9, 1e6
+LIBRARY_BYTES = 250_000_000
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class Preset:
     local_steps: int = 50
     rounds: int = 2
     workers: int = 8
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a run takes: the network twice, and of each worker its libraries and its part with optimizer state."""
+        network = 4 * self.hidden * (self.features + self.labels)
+        part = 4 * self.hidden * (self.features // self.workers + self.labels // self.workers**2)
+        return 2 * network + self.workers * (LIBRARY_BYTES + 2 * part)
 
 
 TINY = Preset(300, 16, 500, 400, 5, 2, batch=16, local_steps=5, workers=2)
@@ -89,6 +99,9 @@ def tree(preset: Preset, files: list[str]) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run, watch and report."""
     options, preset = with_preset(__doc__, argv, Preset(), TINY)
+    needed, free = preset.memory_bytes, psutil.virtual_memory().available
+    if free < needed:
+        raise SystemExit(f"wide_scale: it takes some {needed / GB:.0f} GB of memory, and {free / GB:.0f} are free")
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         files = generate(preset, Path(folder))
