@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from idletrain.job_file import parse_job
 
-from .helpers import Cluster, Control, Process, Run, destroy_all, job_tree, train_alone
+from .helpers import Cluster, Control, Process, Run, destroy_all, job_tree, python_path, train_alone
 
+os.environ["PYTHONPATH"] = python_path()  # of all that tests start, before the first warm parent
 LONGEST = 12  # rounds; a shorter run's digest is on the way
 
 

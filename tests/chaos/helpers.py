@@ -62,6 +62,12 @@ class Store(NamedTuple):
     connection_args: dict[str, Any]
 
 
+def python_path() -> str:
+    """$PYTHONPATH with the folder from which processes import `steered`."""
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join(entries if str(TOP) in entries else [str(TOP), *entries])
+
+
 class Control:
     """Steers how fast the workers of a test step (see `steered`)."""
 
@@ -87,10 +93,9 @@ class Control:
 
     @property
     def environment(self) -> dict[str, str]:
-        path = os.pathsep.join(filter(None, (str(TOP), os.environ.get("PYTHONPATH"))))
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         home = {"HOME": str(self.path)}  # whose cache is the test's own
-        return {**os.environ, **threads, **home, "PYTHONPATH": path, "CHAOS_CONTROL": str(self.path)}
+        return {**os.environ, **threads, **home, "PYTHONPATH": python_path(), "CHAOS_CONTROL": str(self.path)}
 
 
 def job_tree(

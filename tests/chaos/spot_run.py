@@ -18,23 +18,25 @@ from idletrain.cloud.aws.account import Account
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
+from . import steered
 from .helpers import until
 
 IDLETRAIN = (sys.executable, "-m", "idletrain")
 
 
 def job_tree(name: str, rounds: int = 16) -> dict[str, Any]:
-    """Digits, in rounds of about a second on two cores."""
+    """Digits, in rounds of about a second, most of which workers sleep."""
     training = {
         "subnets": 3,
-        "local_steps": 300,
+        "local_steps": 30,
+        "loss": f"{steered.__name__}:paced",
         "rounds": rounds,
         "batch_size": 64,
         "optimizer": {"name": "sgd", "lr": 0.05},
     }
     return {
         "name": name,
-        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 512, 512, 10]}},
+        "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 128, 128, 10]}},
         "data": {"name": "digits"},
         "training": {"method": "ist", **training},
         "nodes": {"count": 3, "memory": "1GiB"},

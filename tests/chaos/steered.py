@@ -24,6 +24,13 @@ def loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels)
 
 
+def paced(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Takes a thirtieth of a second in a worker, without a file that says so: for machines of the rehearsal cloud."""
+    if worker_name() is not None:
+        time.sleep(1 / 30)
+    return functional.cross_entropy(outputs, labels)
+
+
 def sampled_softmax(outputs: Any, labels: Any) -> Tensor:
     _wait()
     return outputs.loss(labels)

@@ -53,7 +53,7 @@ class Refused:
 def refused(running: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refused]:
     """A run of two nodes, of which one is taken again and again, and whose end the cloud refuses in part."""
     tree = job_tree("refused", rounds=60)
-    tree["training"] |= {"subnets": 2, "local_steps": 150}
+    tree["training"] |= {"subnets": 2, "local_steps": 15}
     tree["nodes"] = {"count": 2, "memory": "1GiB", "spot_policy": "auto"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in running.environment.items():
