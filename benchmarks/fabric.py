@@ -81,10 +81,10 @@ def measure_machines(nodes: int, link: str, preset: str, delay: str | None = Non
         out = Path(folder) / "fabric.json"
         me = [sys.executable, "-m", "benchmarks.fabric"]
         cast.start("head", [*me, "head", bed.address("head"), str(nodes), preset, str(out)])
-        (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
-        for name in bed.names[1:]:
-            cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--name", name])
         try:
+            (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
+            for name in bed.names[1:]:
+                cast.start(name, [sys.executable, "-m", "idletrain", "worker", serving["address"], "--name", name])
             cast.output.wait("measured", 1, MEASURE_SECONDS, lambda: cast.processes["head"].poll() is None)
         except RuntimeError:
             sys.stderr.write((Path(folder) / "stderr").read_text()[-5000:])

@@ -97,7 +97,7 @@ def start_on_node(
                     folder=folder,
                     path=[str(folder), *sys.path],
                     files=(nothing.fileno(), written, errors),
-                    has_forks=True,
+                    has_forks=not namespace,  # which a fork server of its own would not enter
                 )
             os.close(written)
             return NodeProcess(process, os.fdopen(read, "rb"))
