@@ -30,7 +30,7 @@ from idletrain.nn.scripted import unoptimized
 logger = logging.getLogger(__name__)
 LEAST_PART = 0.5  # with less, steps of an MLP and a GPT took more memory again (the bench outofcore)
 COMPILER_BYTES = 1 << 30  # that torch's and the C++ compiler may take
-LIBRARY_BYTES = 48 << 20  # in a process that loads what another has compiled, beside checkpoint's: 42 MB of an MLP
+LIBRARY_BYTES = 64 << 20  # in a process that loads what another has compiled: an MLP's first trial took so much more
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,15 @@ class CompiledSearch:
         for measured in self._measured(Request(self.module, self.loss, *self.batch, values, room)):
             if measured.fault:
                 logger.warning("memory.compile: not taken for this subnet: %s", measured.fault)
-            elif measured.peak_bytes <= room and (measured.seconds < plan.seconds or plan.peak_bytes > most_bytes):
+                continue
+            logger.info(
+                "memory.compile: with %g of the activations, a step takes %.3g s and %d MiB of %d MiB",
+                measured.part,
+                measured.seconds,
+                measured.peak_bytes >> 20,
+                room >> 20,
+            )
+            if measured.peak_bytes <= room and (measured.seconds < plan.seconds or plan.peak_bytes > most_bytes):
                 found = measured
         took = time.perf_counter() - started
         if found is None:

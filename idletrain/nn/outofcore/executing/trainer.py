@@ -291,7 +291,9 @@ class PlannedSteps:
         finally:
             self._loads = False
             built.close()
-        return best_of(tried[WARM_UP:])
+        best = best_of(tried[WARM_UP:])
+        logger.info("a trial of %s steps: %.3g s, %d MiB", _named(plan), best.seconds, best.peak_bytes >> 20)
+        return best
 
     def _adopt(self, learnt: LearntProfile, plan: MemoryPlan) -> None:
         self._learnt, self.plan, self.plans = learnt, plan, self.plans + 1
@@ -362,6 +364,10 @@ def _behind(plan: MemoryPlan, profile: Profile) -> tuple[float, MemoryPlan]:
     """Return how many times as long as the quickest plan one takes by a profile, and the quickest."""
     quickest = make_memory_plan(profile, plan.budget_bytes)
     return simulate(plan.footprint(profile), profile.link).seconds / quickest.seconds, quickest
+
+
+def _named(plan: MemoryPlan) -> str:
+    return f"compiled ({plan.part:g})" if isinstance(plan, CompiledPlan) else "".join(plan.unit_modes)
 
 
 def _on_cpu(inputs: Any) -> bool:

@@ -20,13 +20,19 @@ from torch import nn
 from torch.nn import functional
 
 from idletrain.nn.compiler import compiler
-from idletrain.nn.outofcore.executing.compiled import CompiledPlan
+from idletrain.nn.outofcore.executing.compiled import LIBRARY_BYTES, CompiledForward, CompiledPlan
 from idletrain.nn.outofcore.executing.compiling import LENGTH_BYTES, MeasuredPart, Request, measured_parts
 from idletrain.nn.outofcore.executing.trainer import Known, PlannedSteps
 from outofcore.executing.test_trainer import move, planned
 from outofcore.networks import Case
 
 PART = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests in this process plan as if no code had been loaded."""
+    monkeypatch.setattr(CompiledForward, "_is_loaded", False)
 
 
 def small(dropout: float = 0.0) -> Case:
@@ -105,6 +111,7 @@ def test_steps_are_compiled_in_another_process_and_taken_here_from_the_cache(
     assert isinstance(steps.plan, CompiledPlan)
     assert alike(ours, plain(case))
     assert logged(caplog) == []
+    assert CompiledForward.library_bytes() == LIBRARY_BYTES
 
     lengths = (0, 3, 0)  # the second batch has other shapes
     steps, ours = trained(case, tmp_path, known, lengths)
