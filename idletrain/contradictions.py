@@ -172,6 +172,11 @@ def _memory_contradictions(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
             ("memory.compile", "memory.out_of_core"),
             "memory.compile: is for subnets out of core, which the job forbids; leave one out, or set training.compile",
         )
+    if memory.compile == "auto" and job.preemption.policy == "rolling":
+        yield (
+            ("memory.compile", "preemption.policy"),
+            "memory.compile: a rolling run can be replayed, which compiled steps cannot; leave one of the two out",
+        )
     if training.compile and memory.compile == "auto":
         yield (
             ("memory.compile", "training.compile"),

@@ -286,8 +286,9 @@ class MemorySettings(StrictSettings):
     """Submodules of the model that are kept, swapped or recomputed as a whole, by name; discovered when empty."""
     compile: Literal["auto", "never"] = "never"
     """Whether a worker that trains out of core also tries compiled code that recomputes a part of the activations:
-    with `auto`, where it has a C++ compiler. It is taken where it is quickest within the budget. Its bits are others,
-    so those of the run then depend on its workers' compilers and trials; by default they do not."""
+    with `auto`, on a CPU and where it has a C++ compiler. The compiled code is taken where it is quickest within the
+    budget. Its bits are others, so those of the run then depend on its workers' compilers and trials; by default they
+    do not."""
     scratch: str | None = None
     """A directory of each worker's local disk to swap to; /var/tmp when null."""
 

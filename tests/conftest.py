@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,8 +40,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(autouse=True, scope="session")
 def compiled_code() -> None:
-    """The user's folder of compiled code, which is named before a test has a cache: compilers take seconds a kernel."""
-    compiler.private_cache()
+    """A folder of compiled code that tests share: compilers take seconds a kernel."""
+    folder = storage.cache_folder() / "torch-of-tests"
+    storage.make_private(folder)
+    os.environ.setdefault(compiler.CACHE_VARIABLE, str(folder))
 
 
 @pytest.fixture(autouse=True, scope="session")

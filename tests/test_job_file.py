@@ -105,6 +105,10 @@ def test_a_number_with_two_points_is_a_fault_of_its_field(value: str) -> None:
             "memory.compile: is for subnets out of core, which the job forbids; leave one out, or set training.compile",
         ),
         (
+            tree(memory={"compile": "auto"}, preemption={"policy": "rolling"}),
+            "memory.compile: a rolling run can be replayed, which compiled steps cannot; leave one of the two out",
+        ),
+        (
             tree(training={"compile": True}, memory={"compile": "auto"}),
             "memory.compile: training.compile compiles all subnets, and they train in core; leave one of the two out",
         ),

@@ -22,9 +22,10 @@ from idletrain.nn.data.batches import call, described, fresh
 from idletrain.nn.ist.modules import copied, in_training
 from idletrain.nn.ist.randomness import key
 from idletrain.nn.precision import HALF, Forward, Precision, in_float32
-from idletrain.nn.program import Loss, cross_entropy
+from idletrain.nn.program import Loss, Program, cross_entropy
 
 ORIGINAL = "_orig_mod"  # of what torch.compile returns for a module
+IN_CORE_NOTE = "memory.compile: does nothing here, as this network is trained in core or in micro-batches"
 COMPILED_NOTE = "model: it is trained without torch.compile; to have workers compile it, set training.compile to true"
 
 
@@ -181,3 +182,14 @@ def uncompiled(module: nn.Module) -> nn.Module:
         for name, child in list(layer.named_children()):
             setattr(layer, name, getattr(child, ORIGINAL, child))
     return result
+
+
+def notes_of_compiling(program: Program, *, compiled: bool) -> list[str]:
+    """Return what a user should know of torch.compile.
+
+    Args:
+        program: The run's program.
+        compiled: Whether the user has compiled the module, of which nothing is left.
+    """
+    in_core = program.memory.compile == "auto" and not program.compiled_on
+    return [COMPILED_NOTE] * compiled + [IN_CORE_NOTE] * in_core

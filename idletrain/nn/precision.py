@@ -68,7 +68,6 @@ class Forward:
         module: The module.
         precision: `float32`, or `bfloat16` for `torch.autocast`.
         compiled: Whether to compile it.
-        part: Of compiled code, the part of its activations' memory that a step may take (`compiler.compiled`).
         format: The memory format of its inputs of four dimensions.
     """
 
@@ -78,11 +77,10 @@ class Forward:
         precision: Precision,
         *,
         compiled: bool = False,
-        part: float | None = None,
         format: torch.memory_format = torch.contiguous_format,  # noqa: A002
     ) -> None:
         self._module, self._is_half, self._format = module, precision == "bfloat16", format
-        self._run: Callable[..., Any] = compiler.compiled(module, part) if compiled else module
+        self._run: Callable[..., Any] = compiler.compiled(module) if compiled else module
 
     def __call__(self, inputs: Any) -> Any:
         """Return the outputs of a batch."""

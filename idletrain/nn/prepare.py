@@ -216,7 +216,7 @@ def _prepare(
     program = replace(program, joined=is_joined(*pair) or is_joined(*trial))
     program, parting = micro_batches(program, module, trial)
     network = tuple(tensor_of(module, t.name).detach() for t in layout.tensors)
-    of_compiling = [module_checks.COMPILED_NOTE] if compiled else []
+    of_compiling = module_checks.notes_of_compiling(program, compiled=compiled)
     notes = (*how.notes, *of_compiling, *data_notes(samples, fits, training.batch_size), *parting)
     return Prepared(program, network, module, test, cuts.fallback, notes, measured)
 

@@ -230,6 +230,13 @@ class Program:
         in_core = special or has_buffers or self.layout.frozen or self.layout.skippable or not is_plain
         return "never" if in_core else self.memory.out_of_core
 
+    @property
+    def compiled_on(self) -> tuple[str, ...]:
+        """Return the kinds of devices on which workers may compile steps, whose bits are others."""
+        if self.training.compile:
+            return "cpu", "cuda"
+        return ("cpu",) if self.memory.compile == "auto" and self.out_of_core != "never" else ()
+
     def buffer_size(self, subnet: Subnet, *, persistent: bool) -> int:
         """Return the numbers in a subnet's flat buffer: the persistent slots' alone, or all of training's."""
         slots, row_slots = self.persistent_slots if persistent else (len(self.slots), len(self.row_slots))

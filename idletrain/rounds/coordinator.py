@@ -110,7 +110,7 @@ class Coordinator:
             client,
             record,
             self._spawn,
-            compiles=training.compile or job.memory.compile == "auto",
+            compiled_on=prepared.program.compiled_on,
             misfit=self._misfit,
             joined=self._on_joined,
             noticed=self._on_notice,

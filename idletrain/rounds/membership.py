@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -39,7 +39,7 @@ class Membership:
         client: An asynchronous client.
         record: Takes what happens.
         spawn: Runs a coroutine beside the others.
-        compiles: Whether workers compile steps, so that their cohorts tell their compilers.
+        compiled_on: The kinds of devices on which workers compile steps, so that cohorts tell their compilers.
         misfit: Says why a worker of some capacity can hold no subnet; None for one that can.
         joined: Called with a worker's address once its capacity is known.
         noticed: Called when a worker reports that it will be preempted.
@@ -56,13 +56,13 @@ class Membership:
         record: Recorder,
         spawn: Callable[[Any], Any],
         *,
-        compiles: bool,
+        compiled_on: Collection[str],
         misfit: Callable[[Capacity], str | None],
         joined: Callable[[str], None],
         noticed: Callable[[str], None],
         left: Callable[[str, str], None],
     ) -> None:
-        self._client, self._record, self._spawn, self._compiles = client, record, spawn, compiles
+        self._client, self._record, self._spawn, self._compiled_on = client, record, spawn, compiled_on
         self._misfit, self._joined, self._noticed, self._left = misfit, joined, noticed, left
         self.capacities: dict[str, Capacity] = {}
         self.last_words: dict[str, str] = {}
@@ -231,8 +231,8 @@ class Membership:
                 raise theirs
             if theirs != version():
                 raise RefusedError(f"it runs idletrain {theirs} and the head {version()}; install one version on both")
-            key, compiles = f"describe-{address}", self._compiles
-            described = self._client.submit(tasks.describe, compiles=compiles, workers=[address], key=key, pure=False)
+            key, on = f"describe-{address}", self._compiled_on
+            described = self._client.submit(tasks.describe, on, workers=[address], key=key, pure=False)
             description = await asyncio.wait_for(described, DESCRIBE_SECONDS)
         except (RefusedError, *PASSING):
             raise

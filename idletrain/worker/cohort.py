@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
+from collections.abc import Collection
 
 import torch
 
-from idletrain.nn.compiler import compiler
-
-CPU_INFO = Path("/proc/cpuinfo")
+from idletrain.nn.compiler import compiler, cpu_model
 
 
-def cpu_model() -> str:
-    """Return the processor's name."""
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
-def numeric_cohort(device: torch.device, *, compiles: bool = False) -> str:
+def numeric_cohort(device: torch.device, compiled_on: Collection[str] = ()) -> str:
     """Return torch's version, processor, instruction set, thread count and device as one text.
 
     Workers with equal texts compute the same bits. The processor counts because two makes with the same instruction set
@@ -28,9 +17,10 @@ def numeric_cohort(device: torch.device, *, compiles: bool = False) -> str:
 
     Args:
         device: The device that it computes on.
-        compiles: Whether steps may be compiled: then the text also says by which C++ compiler, or that there is none.
+        compiled_on: The kinds of devices on which steps may be compiled: there the text also says by which C++
+            compiler, or that there is none.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    by = f"/{compiler().version or 'no compiler'}" if compiles else ""
+    by = f"/{compiler().version or 'no compiler'}" if device.type in compiled_on else ""
     return f"{torch.__version__}/{cpu_model()}/{capability}/{torch.get_num_threads()}/{device_name}{by}"

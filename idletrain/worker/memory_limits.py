@@ -10,6 +10,8 @@ import psutil
 
 MOUNTS, OWN_GROUPS = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
 LIMIT_FILES = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}
+USE_FILES = {"cgroup": "memory.usage_in_bytes", "cgroup2": "memory.current"}
+CACHED = {"cgroup": "total_inactive_file", "cgroup2": "inactive_file"}  # in memory.stat; freed when memory is needed
 
 
 def available_bytes() -> int:
@@ -22,10 +24,25 @@ def memory_limit_bytes(mounts: Path = MOUNTS, own: Path = OWN_GROUPS) -> int:
 
     Dask reads only the limit at the root of the hierarchy: right in a container, wrong in a systemd unit (MemoryMax).
     """
-    return min(_limits(mounts, own), default=sys.maxsize)
+    return min((limit for limit, _, _ in _limits(mounts, own)), default=sys.maxsize)
 
 
-def _limits(mounts: Path, own: Path) -> Iterator[int]:
+def unused_bytes(mounts: Path = MOUNTS, own: Path = OWN_GROUPS) -> int:
+    """Return what another process in this one's cgroup could take now: no more than the machine has free."""
+    rooms = [limit - _used(group, kind) for limit, group, kind in _limits(mounts, own)]
+    return min([psutil.virtual_memory().available, *rooms])
+
+
+def _used(group: Path, kind: str) -> int:
+    """Return what a cgroup uses, without files that the kernel keeps in memory as long as there is room."""
+    stat, use = group / "memory.stat", group / USE_FILES[kind]
+    lines = stat.read_text().splitlines() if stat.exists() else []
+    cached = sum(int(line.split()[1]) for line in lines if line.split()[0] == CACHED[kind])
+    return int(use.read_text()) - cached if use.exists() else 0
+
+
+def _limits(mounts: Path, own: Path) -> Iterator[tuple[int, Path, str]]:
+    """Yield each limit, with its cgroup and the kind of hierarchy."""
     groups = dict(_groups(own))
     for line in mounts.read_text().splitlines() if mounts.exists() else ():
         _, mount_point, kind, options, *_ = line.split()
@@ -37,7 +54,7 @@ def _limits(mounts: Path, own: Path) -> Iterator[int]:
             if (directory / LIMIT_FILES[kind]).exists():
                 text = (directory / LIMIT_FILES[kind]).read_text().strip()
                 if text.isdecimal():  # or `max`
-                    yield int(text)
+                    yield int(text), directory, kind
             if directory == root:
                 break
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -143,12 +143,12 @@ class WorkerNode:
         return run
 
 
-def describe(*, compiles: bool = False) -> dict[str, Any]:
+def describe(compiled_on: Collection[str] = ()) -> dict[str, Any]:
     """Return what the head must know of this worker: free memory in bytes, device, speed in steps/s, numeric cohort,
     leases it can hold at once, process id and name.
 
     Args:
-        compiles: Whether the job has workers compile steps: then the cohort tells the compiler.
+        compiled_on: The kinds of devices on which the job has steps compiled: there the cohort tells the compiler.
     """
     worker = get_worker()
     node = WorkerNode.of(worker)
@@ -164,7 +164,7 @@ def describe(*, compiles: bool = False) -> dict[str, Any]:
         "memory_bytes": node.free_bytes,
         "device": str(device),
         "steps_per_second": measure_speed(device),
-        "cohort": numeric_cohort(device, compiles=compiles),
+        "cohort": numeric_cohort(device, compiled_on),
         "leases": min(LEASES, worker.state.nthreads),
         "restarts": node.restarts,
         "pid": os.getpid(),

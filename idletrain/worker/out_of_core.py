@@ -28,6 +28,7 @@ from idletrain.nn.outofcore.executing.trainer import MemoryRoom, PlannedSteps
 from idletrain.nn.outofcore.planning.plan import InfeasibleError
 from idletrain.worker.attempt import Attempt
 from idletrain.worker.device import pick_device
+from idletrain.worker.memory_limits import unused_bytes
 from idletrain.worker.node import Loaded
 
 logger = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class OutOfCoreAttempt(Attempt):
                 on_leave=(slots, lambda numbers: self._send_final(numbers, slots)),
                 known=loaded.plans,
                 units=memory.units,
-                compiles=memory.compile == "auto",
+                compiler_room=unused_bytes if memory.compile == "auto" else None,
             )
             self._is_compiling = lambda: self._planned.compiling
             return self._planned

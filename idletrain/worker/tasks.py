@@ -6,6 +6,7 @@ two seconds, in which no worker joins, and 200 MB.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from idletrain.worker.lease_spec import LeaseSpec
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from idletrain.worker.attempt import Attempt
 
 
-def describe(*, compiles: bool = False) -> dict[str, Any]:
+def describe(compiled_on: Collection[str] = ()) -> dict[str, Any]:
     """Return what the head must know of this worker, see `node.describe`."""
     from idletrain.worker import node
 
-    return node.describe(compiles=compiles)
+    return node.describe(compiled_on)
 
 
 def train_subnet(spec: LeaseSpec) -> None:

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from idletrain.errors import JobError
-from idletrain.job import TrainingSettings
+from idletrain.job import MemorySettings, TrainingSettings
 from idletrain.nn.ist.schemes import by_neurons
 from idletrain.nn.local_steps import assemble
-from idletrain.nn.module_checks import COMPILED_NOTE, check_steps, uncompiled, unwrapped
+from idletrain.nn.module_checks import COMPILED_NOTE, IN_CORE_NOTE, check_steps, uncompiled, unwrapped
 from idletrain.nn.prepare import Prepared, prepare
 from idletrain.nn.program import cross_entropy, mse, sampled_softmax
 from idletrain.nn.wide import SparseLinear
@@ -217,7 +217,20 @@ def test_what_torch_has_compiled_is_trained_as_it_was_written_and_said(part: boo
     assert not any("_orig_mod" in name for name, _ in made.module.named_parameters())
     assert made.program.training.method == "ist"
     assert made.notes == (COMPILED_NOTE,)
+    assert made.program.compiled_on == ()
     assert type(module.first if part else module).__name__ == "OptimizedModule"  # the caller's stays
+
+
+def test_that_compiled_steps_are_for_networks_that_train_out_of_core_is_said() -> None:
+    settings, memory = TrainingSettings(subnets=2, batch_size=4), MemorySettings(compile="auto")
+    plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    made = prepare(plain, DATA, None, "cross_entropy", settings, memory=memory)
+    assert (made.program.compiled_on, made.notes) == (("cpu",), ())
+    clipping = TrainingSettings(subnets=2, batch_size=4, optimizer={"name": "sgd", "lr": 0.1, "clip_norm": 1.0})
+    made = prepare(plain, DATA, None, "cross_entropy", clipping, memory=memory)
+    assert (made.program.compiled_on, made.notes) == ((), (IN_CORE_NOTE,))
+    settings = TrainingSettings(subnets=2, batch_size=4, compile=True)
+    assert prepare(plain, DATA, None, "cross_entropy", settings).program.compiled_on == ("cpu", "cuda")
 
 
 def test_a_module_without_compiled_parts_stays_the_caller_s() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from idletrain.nn.compiler import compiler
-from idletrain.worker.cohort import cpu_model, numeric_cohort
+from idletrain.nn.compiler import compiler, cpu_model
+from idletrain.worker.cohort import numeric_cohort
 
 
 def test_the_cohort_tells_the_processor_and_the_number_of_threads() -> None:
@@ -27,7 +27,8 @@ def test_where_steps_are_compiled_the_cohort_tells_the_compiler_or_that_there_is
 ) -> None:
     own = numeric_cohort(torch.device("cpu"))
     found = compiler()
-    assert numeric_cohort(torch.device("cpu"), compiles=True) == f"{own}/{found.version or 'no compiler'}"
+    assert numeric_cohort(torch.device("cpu"), ["cpu"]) == f"{own}/{found.version or 'no compiler'}"
     monkeypatch.setenv("CXX", "/no/such/compiler")
-    assert numeric_cohort(torch.device("cpu"), compiles=True) == f"{own}/no compiler"
+    assert numeric_cohort(torch.device("cpu"), ["cpu"]) == f"{own}/no compiler"
+    assert numeric_cohort(torch.device("cpu"), ["cuda"]) == own
     assert numeric_cohort(torch.device("cpu")) == own

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from idletrain_testbed import Testbed, missing
 
-from idletrain.worker.memory_limits import memory_limit_bytes
+from idletrain.worker.memory_limits import memory_limit_bytes, unused_bytes
 
 
 def made_up(folder: Path, kind: str, options: str, own: str, limits: dict[str, str]) -> tuple[Path, Path]:
@@ -35,6 +35,21 @@ def made_up(folder: Path, kind: str, options: str, own: str, limits: dict[str, s
 def test_the_tightest_limit_on_the_way_up_counts(kind: str, options: str, own: str, tmp_path: Path) -> None:
     limits = {"": "9223372036854771712", "system.slice": "1000", "system.slice/box.service": "5000", "other": "7"}
     assert memory_limit_bytes(*made_up(tmp_path, kind, options, own, limits)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "cached"),
+    [("cgroup", "memory.usage_in_bytes", "total_inactive_file"), ("cgroup2", "memory.current", "inactive_file")],
+)
+def test_what_a_group_uses_but_for_cached_files_is_not_unused(kind: str, use: str, cached: str, tmp_path: Path) -> None:
+    own = made_up(tmp_path, kind, "rw,memory", "8:memory:/a\n" if kind == "cgroup" else "0::/a\n", {"a": "9000"})
+    assert unused_bytes(*own) == 9000
+    group = tmp_path / "cgroups" / "a"
+    (group / use).write_text("5000\n")
+    assert unused_bytes(*own) == 4000
+    (group / "memory.stat").write_text(f"anon 4000\n{cached} 1000\n")
+    assert unused_bytes(*own) == 5000
+    assert unused_bytes(tmp_path / "no-mounts", tmp_path / "no-groups") > 0
 
 
 def test_no_limit_is_as_much_as_there_can_be(tmp_path: Path) -> None:

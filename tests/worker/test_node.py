@@ -27,7 +27,7 @@ async def _describe() -> list[dict[str, Any]]:
         Client(scheduler.address, asynchronous=True, set_as_default=False) as client,
     ):
         WorkerNode.of(worker).memory_bytes = MEMORY_BYTES
-        return [await client.submit(tasks.describe, compiles=compiles, pure=False) for compiles in (False, True)]
+        return [await client.submit(tasks.describe, on, pure=False) for on in ((), ("cpu", "cuda"))]
 
 
 def test_a_worker_reports_its_memory_device_speed_cohort_and_name() -> None:

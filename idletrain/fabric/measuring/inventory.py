@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from idletrain.worker.cohort import cpu_model
+from idletrain.nn.compiler import cpu_model
 
 NET = Path("/sys/class/net")
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")

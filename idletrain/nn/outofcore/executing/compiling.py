@@ -1,7 +1,8 @@
 """Compile a module and measure its steps, in a process of its own that is ended when it takes too long.
 
 The process gets the module without values over its standard input, and ends when that does: with the process that
-started it. It answers with a line of JSON for each part of the activations' memory.
+started it. It answers with a line of JSON for each part of the activations' memory. Where memory runs out, the kernel
+ends it first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,10 @@ from idletrain.nn.travel import dumps
 COMPILE_SECONDS = 120.0  # for all parts; a part of a GPT of 8 layers took 25 to 63 s on one core
 POLL_SECONDS = 0.1
 STEPS = 2  # behind the one that compiles
+ENDING_SECONDS = 1.0  # for a C++ compiler to delete a library that it has begun
 SPREAD = 0.02  # of made-up values of parameters
 LENGTH_BYTES = 8  # of a request's length, which comes first
+FIRST_ENDED, MOST_LIKELY = Path("/proc/self/oom_score_adj"), "1000"  # proc(5)
 
 
 @dataclass(frozen=True)
@@ -81,24 +84,24 @@ def measured_parts(
     """
     if not request.parts:
         return
-    ends, environment = time.monotonic() + limit_seconds, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ends, path = time.monotonic() + limit_seconds, os.pathsep.join(folder for folder in sys.path if folder)
     try:
         given = vars(request) | {"module": _without_values(request.module)}
         sent = dumps((torch.get_num_threads(), compiler.private_cache(), given))
     except Exception as error:  # noqa: BLE001 (whatever a user's module raises)
         yield MeasuredPart(0.0, fault=f"it cannot be sent to a process that compiles it ({error})")
         return
-    command = [sys.executable, "-m", "idletrain.nn.outofcore.executing.compiling"]
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    command = [sys.executable, "-P", "-m", "idletrain.nn.outofcore.executing.compiling"]
+    pipe, environment = subprocess.PIPE, {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=nowhere, env=environment, start_new_session=True
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
     ) as process:
         assert process.stdin
         assert process.stdout
+        sending = threading.Thread(target=_send, args=(process.stdin, sent), daemon=True)
+        del sent
+        sending.start()
         try:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(len(sent).to_bytes(LENGTH_BYTES) + sent)
-                process.stdin.flush()
             answered = False
             for line in _lines(process.stdout.fileno(), ends, unwanted):
                 answered = True
@@ -108,8 +111,28 @@ def measured_parts(
             elif not answered and not unwanted():
                 yield MeasuredPart(0.0, fault=f"the process that compiles it ended with {process.wait()}")
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with the C++ compiler
+            _end(process)
+            sending.join()
+
+
+def _send(to: IO[bytes], content: bytes) -> None:
+    """Write a request, which blocks until the process has read it or ends."""
+    with contextlib.suppress(OSError):
+        to.write(len(content).to_bytes(LENGTH_BYTES))
+        to.write(content)
+        to.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its C++ compiler, which would leave half a library under its name if it were killed at once."""
+    ends = time.monotonic() + ENDING_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < ends:
+            process.poll()
+            os.killpg(process.pid, 0)  # raises when none of them is left
+            time.sleep(POLL_SECONDS / 10)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _lines(file: int, ends: float, unwanted: Callable[[], bool]) -> Iterator[bytes]:
@@ -139,14 +162,28 @@ def _like(p: nn.Parameter, device: str) -> nn.Parameter:
 
 
 def main() -> None:
-    """Read a request, and answer it part by part."""
+    """Read a request, and answer it part by part; the last answer may be a fault."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what compilers print
+    with contextlib.suppress(OSError):
+        FIRST_ENDED.write_text(MOST_LIKELY)
     length = int.from_bytes(sys.stdin.buffer.read(LENGTH_BYTES))
-    threads, cache, given = pickle.loads(sys.stdin.buffer.read(length))
+    content = sys.stdin.buffer.read(length)
     threading.Thread(target=_end_with_starter, daemon=True).start()
     warnings.simplefilter("ignore")  # torch's compiler warns of its own code
-    torch.set_num_threads(threads)
+    try:
+        threads, cache, given = pickle.loads(content)
+        del content
+        torch.set_num_threads(threads)
+        for measured in _answers(given, cache):
+            print(json.dumps(measured._asdict()), file=answers, flush=True)
+    except Exception as error:  # noqa: BLE001 (of a user's module, of torch's compiler, or of the C++ compiler)
+        fault = MeasuredPart(0.0, fault=f"torch cannot compile it ({compiler.said(error)})")
+        print(json.dumps(fault._asdict()), file=answers, flush=True)
+
+
+def _answers(given: dict[str, Any], cache: Path) -> Iterator[MeasuredPart]:
+    """Yield what the parts came to, until one keeps to the room."""
     bare = given["module"]
     request = Request(**given | {"module": copied(bare, {id(p): _like(p, "cpu") for p in bare.parameters()})})
     with torch.no_grad():
@@ -155,8 +192,8 @@ def main() -> None:
             p.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
     for part in request.parts:
         measured = _measure(request, part, cache)
-        print(json.dumps(measured._asdict()), file=answers, flush=True)
-        if measured.fault or measured.peak_bytes <= request.room_bytes:
+        yield measured
+        if measured.peak_bytes <= request.room_bytes:
             break
 
 
@@ -168,17 +205,13 @@ def _drop_gradient(p: Tensor) -> None:
 def _measure(request: Request, part: float, cache: Path) -> MeasuredPart:
     """Compile for a part of the activations' memory, and take steps."""
     run, tried = compiler.compiled(request.module, part, cache), []
-    try:
-        for _ in range(1 + STEPS):
-            release_freed_memory()
-            peak, started = ResidentPeak(), time.perf_counter()
-            args, kwargs = arguments(request.module, fresh(request.inputs))
-            with unoptimized():
-                torch.autograd.backward(request.loss(run(*args, **kwargs), request.target))
-            tried.append((time.perf_counter() - started, peak.bytes))
-    except Exception as error:  # noqa: BLE001 (of torch's compiler, or of the C++ compiler)
-        lines = str(error).strip().splitlines() or [repr(error)]
-        return MeasuredPart(part, fault=f"torch cannot compile it ({lines[0]})")
+    for _ in range(1 + STEPS):
+        release_freed_memory()
+        peak, started = ResidentPeak(), time.perf_counter()
+        args, kwargs = arguments(request.module, fresh(request.inputs))
+        with unoptimized():
+            torch.autograd.backward(request.loss(run(*args, **kwargs), request.target))
+        tried.append((time.perf_counter() - started, peak.bytes))
     seconds, peaks = zip(*tried[1:], strict=True)
     return MeasuredPart(part, min(seconds), max(peaks))
 
@@ -186,7 +219,7 @@ def _measure(request: Request, part: float, cache: Path) -> MeasuredPart:
 def _end_with_starter() -> None:
     """End at once when the standard input does, as its other end is closed with the process that holds it."""
     sys.stdin.buffer.read(1)
-    os.killpg(0, signal.SIGKILL)
+    os.killpg(0, signal.SIGTERM)  # which a C++ compiler heeds, and deletes what it has begun
 
 
 if __name__ == "__main__":

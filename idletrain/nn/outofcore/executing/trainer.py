@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,13 @@ from idletrain.nn.data.batches import call, device_of, fresh
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.local_steps import Update
 from idletrain.nn.outofcore.executing.backing_file import StateFile
-from idletrain.nn.outofcore.executing.compiled import CompiledExecutor, CompiledPlan, CompiledSearch
+from idletrain.nn.outofcore.executing.compiled import (
+    CompiledExecutor,
+    CompiledForward,
+    CompiledPlan,
+    CompiledSearch,
+    NotCompiledError,
+)
 from idletrain.nn.outofcore.executing.disk import DiskSwap
 from idletrain.nn.outofcore.executing.execute import Executor
 from idletrain.nn.outofcore.executing.learn import LearntProfile, learn_profile
@@ -32,9 +39,9 @@ from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, ma
 from idletrain.nn.outofcore.planning.profile import Profile, Unit
 from idletrain.nn.outofcore.planning.segments import Segment
 from idletrain.nn.outofcore.planning.simulate import Footprint, simulate
-from idletrain.nn.precision import Forward
 from idletrain.nn.units import pieces_of
 
+logger = logging.getLogger(__name__)
 REPLAN_ERROR = 0.15  # a larger difference of measured to predicted seconds, or of two plans', is worth another look
 PROBE_ROOM_BYTES = 32 << 20  # scratch space to measure the link's speed before there is a plan
 
@@ -108,7 +115,8 @@ class PlannedSteps:
             numbers of the tensors that are stored.
         known: Plans of modules trained before, by their parameters' shapes; used and added to.
         units: Submodules that are a unit each; automatic if empty.
-        compiles: Whether steps may be taken in compiled code, which has other bits.
+        compiler_room: Tells the bytes that a process that compiles may take, where steps may be taken in compiled code,
+            which has other bits; None where they may not.
 
     Attributes:
         plan: The plan that the next step follows; None before the first.
@@ -128,12 +136,13 @@ class PlannedSteps:
         on_leave: tuple[int, Final] | None = None,
         known: Known | None = None,
         units: Sequence[str] = (),
-        compiles: bool = False,
+        compiler_room: Callable[[], int] | None = None,
     ) -> None:
         self._module, self._loss, self._state_file, self._update = module, loss, state_file, update
         self._known: Known = {} if known is None else known
-        self._on_leave, self._units, self._compiles = on_leave, units, compiles
+        self._on_leave, self._units, self._compiler_room = on_leave, units, compiler_room
         self._search: CompiledSearch | None = None
+        self._loads = False  # compiled code
         self._parameters = list(module.parameters())
         self._shapes = tuple(tuple(p.shape) for p in self._parameters)
         self._room = room
@@ -158,12 +167,13 @@ class PlannedSteps:
             DamageError: a tensor was read back changed.
         """
         built = self._ready(inputs, target)
-        if last and self._on_leave:
-            built.weights.last(*self._on_leave)
-        with built.executor.step():
-            loss = self._loss(built.forward(inputs), target)
-            loss.backward()  # type: ignore[no-untyped-call]
-        built.weights.finish()
+        try:
+            loss = self._step(built, inputs, target, last=last)
+        except NotCompiledError as error:
+            logger.warning("memory.compile: steps follow a plan from now on, as %s", error)
+            self._forget_compiled()
+            built = self._ready(inputs, target)
+            loss = self._step(built, inputs, target, last=last)
         self._steps += 1
         self.swapped_bytes += built.executor.swapped_bytes
         self.peak_bytes = max(self.peak_bytes, built.executor.peak_bytes)
@@ -174,8 +184,8 @@ class PlannedSteps:
 
     @property
     def compiling(self) -> bool:
-        """Whether a compiler runs in the first step, which takes up to minutes."""
-        return bool(self._search and self._search.running)
+        """Whether a compiler runs in the first step, which takes up to minutes, or what it has made is loaded."""
+        return self._loads or bool(self._search and self._search.running)
 
     def store(self, state_file: StateFile) -> None:
         """Write parameters and state, as they are now, to a state file."""
@@ -203,6 +213,27 @@ class PlannedSteps:
             self._built = self._build(self._learnt, self.plan, device, self._update)
         return self._built
 
+    def _step(self, built: _Built, inputs: Any, target: Any, *, last: bool) -> Tensor:
+        """Do one step and return the batch's loss `[]`."""
+        if last and self._on_leave:
+            built.weights.last(*self._on_leave)
+        self._loads = isinstance(built.plan, CompiledPlan) and not self._steps
+        try:
+            with built.executor.step():
+                loss = self._loss(built.forward(inputs), target)
+                loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._loads = False
+        built.weights.finish()
+        return loss
+
+    def _forget_compiled(self) -> None:
+        """Have a plan chosen anew for the next step, without compiled code, and for modules of the same shapes."""
+        self.store(self._state_file)
+        self.close()
+        self._known.pop(self._shapes, None)
+        self.plan, self._compiler_room = None, None
+
     def _choose_plan(self, inputs: Any, target: Any) -> None:
         """Take the known plan, or profile with this batch and make one."""
         if known := self._known.get(self._shapes):
@@ -218,21 +249,26 @@ class PlannedSteps:
             target,
             self._loss,
             state_slots=self._state_file.slots - 1,
-            resident_bytes=self._room.resident_bytes,
+            resident_bytes=self._room.resident_bytes + CompiledForward.library_bytes(),
             link=link,
             names=self._units,
             by_kernel=True,
         )
-        self._adopt(learnt, self._best_plan(learnt, inputs, target))
+        before = CompiledForward.library_bytes()
+        plan = self._best_plan(learnt, inputs, target)
+        resident = learnt.profile.resident_bytes + CompiledForward.library_bytes() - before
+        self._adopt(replace(learnt, profile=replace(learnt.profile, resident_bytes=resident)), plan)
 
     def _best_plan(self, learnt: LearntProfile, inputs: Any, target: Any) -> MemoryPlan:
         """Return the quickest plan as measured in trials, on a GPU as predicted."""
         profile, budget = learnt.profile, self._room.budget_bytes
         if not _on_cpu(inputs):
+            if self._compiler_room:
+                logger.warning("memory.compile: is for CPUs, so this worker compiles nothing")
             return make_memory_plan(profile, budget, stream=False)
-        if self._compiles:
+        if self._compiler_room:
             batch, unwanted = (fresh(inputs), target), self._state_file.unwanted
-            self._search = CompiledSearch(self._module, self._loss, profile, batch, unwanted)
+            self._search = CompiledSearch(self._module, self._loss, profile, batch, unwanted, self._compiler_room)
         trial = functools.partial(self._trial, learnt, inputs=inputs, target=target)
         return measured_plan(profile, budget, trial, compiled=self._search)
 
@@ -240,18 +276,24 @@ class PlannedSteps:
         """Run steps by a plan that leave the module as it was; return the best of them."""
         built, tried = self._build(learnt, plan, device_of(inputs), _unmoved), []
         try:
-            peak, compiled = ResidentPeak(), isinstance(plan, CompiledPlan)
+            peak, self._loads = ResidentPeak(), isinstance(plan, CompiledPlan)
             for _ in range(WARM_UP + TIMED):
-                peak = peak if compiled else ResidentPeak()  # what the compiler leaves in memory counts, too
+                peak = peak if self._loads else ResidentPeak()  # what loading leaves in memory counts, too
                 started = time.perf_counter()
                 with left_alone(self._module, inputs), built.executor.step():
                     loss = self._loss(built.forward(fresh(inputs)), target)
                     loss.backward()  # type: ignore[no-untyped-call]
                 built.weights.finish()
                 tried.append(TriedStep(time.perf_counter() - started, built.footprint.resident_bytes + peak.bytes))
+        except NotCompiledError as error:
+            logger.warning("memory.compile: not taken for this subnet: %s", error)
+            raise
         finally:
+            self._loads = False
             built.close()
-        return best_of(tried[WARM_UP:])
+        best = best_of(tried[WARM_UP:])
+        logger.info("a trial of %s steps: %.3g s, %d MiB", _named(plan), best.seconds, best.peak_bytes >> 20)
+        return best
 
     def _adopt(self, learnt: LearntProfile, plan: MemoryPlan) -> None:
         self._learnt, self.plan, self.plans = learnt, plan, self.plans + 1
@@ -266,7 +308,7 @@ class PlannedSteps:
             if isinstance(plan, CompiledPlan):
                 everything = list(enumerate(self._parameters))
                 weights = Weights(self._state_file, [], everything, swap, update, streamed=False)
-                forward = Forward(self._module, "float32", compiled=True, part=plan.part)
+                forward = CompiledForward(self._module, plan)
                 built = _Built(plan, footprint, swap, weights, CompiledExecutor(), forward)
             else:
                 groups, others = self._groups(learnt, footprint)
@@ -322,6 +364,10 @@ def _behind(plan: MemoryPlan, profile: Profile) -> tuple[float, MemoryPlan]:
     """Return how many times as long as the quickest plan one takes by a profile, and the quickest."""
     quickest = make_memory_plan(profile, plan.budget_bytes)
     return simulate(plan.footprint(profile), profile.link).seconds / quickest.seconds, quickest
+
+
+def _named(plan: MemoryPlan) -> str:
+    return f"compiled ({plan.part:g})" if isinstance(plan, CompiledPlan) else "".join(plan.unit_modes)
 
 
 def _on_cpu(inputs: Any) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from idletrain.errors import RunError
-from idletrain.nn.outofcore.executing.compiled import CompiledPlan
+from idletrain.nn.outofcore.executing.compiled import CompiledForward, CompiledPlan
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, candidate_plans, make_memory_plan
 from idletrain.nn.outofcore.planning.profile import Profile
 
@@ -80,7 +80,7 @@ def measured_plan(
             tried.append((candidate, run(candidate)))
     before = clock()
     if compiled:
-        tried += _fitting(most, _compiled(_best(tried, most, profile), most, compiled, run))
+        tried = _with_compiled(tried, most, compiled, run)
     fitting, ends = _fitting(most, tried), ends + clock() - before
     close = _quickest(CLOSE, fitting) if fitting else []
     if len(close) > 1 and clock() < ends:
@@ -92,19 +92,31 @@ def measured_plan(
 _Tried = list[tuple[MemoryPlan, TriedStep]]
 
 
-def _compiled(
-    best: MemoryPlan,
+def _with_compiled(
+    tried: _Tried,
     most_bytes: int,
     compiled: Callable[[MemoryPlan, int], MemoryPlan | None],
     run: Callable[[MemoryPlan], TriedStep],
 ) -> _Tried:
-    """Return a trial of compiled steps, none where what is best fits in core or none are found."""
+    """Return the trials, and one of compiled steps unless what is quickest fits in core, none are found, or they take
+    more than so many bytes.
+    """
+    best, before = _quickest_or_least(most_bytes, tried), CompiledForward.library_bytes()
     fits = set(best.unit_modes) == {"K"} and not best.streamed and best.peak_bytes <= most_bytes
-    found = None if fits else compiled(best, most_bytes)
-    try:
-        return [(found, run(found))] if found else []
-    except RunError:
-        return []
+    trials: _Tried = []
+    if found := None if fits else compiled(best, most_bytes):
+        with contextlib.suppress(RunError):
+            trials = _fitting(most_bytes, [(found, run(found))])
+    libraries = CompiledForward.library_bytes() - before  # which steps by a plan have beside them from now on
+    return [(plan, trial._replace(peak_bytes=trial.peak_bytes + libraries)) for plan, trial in tried] + trials
+
+
+def _quickest_or_least(most_bytes: int, tried: _Tried) -> MemoryPlan:
+    """Return the quickest plan that took at most so many bytes; if none did, the plan that took least."""
+    fitting = _fitting(most_bytes, tried)
+    if not fitting:
+        return _as_measured(*min(tried, key=lambda pair: pair[1].peak_bytes))
+    return _as_measured(*min(fitting, key=lambda pair: pair[1].seconds))
 
 
 def _fitting(most_bytes: int, tried: _Tried) -> _Tried:
@@ -116,12 +128,9 @@ def _best(tried: _Tried, most_bytes: int, profile: Profile) -> MemoryPlan:
     """Return the quickest plan that took at most so many bytes, or one as quick that swaps less; if none did, the plan
     that took least. Compiled steps must be quicker than all plans: their bits are others.
     """
-    fitting = _fitting(most_bytes, tried)
-    if not fitting:
-        return _as_measured(*min(tried, key=lambda pair: pair[1].peak_bytes))
-    first = min(fitting, key=lambda pair: pair[1].seconds)
-    if isinstance(first[0], CompiledPlan):
-        return _as_measured(*first)
+    fitting, quickest = _fitting(most_bytes, tried), _quickest_or_least(most_bytes, tried)
+    if not fitting or isinstance(quickest, CompiledPlan):
+        return quickest
     alike = [pair for pair in _quickest(ALIKE, fitting) if not isinstance(pair[0], CompiledPlan)]
     return _as_measured(*min(alike, key=lambda pair: (_swapped_bytes(pair[0], profile), pair[1].seconds)))
 

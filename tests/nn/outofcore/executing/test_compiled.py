@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -14,10 +16,13 @@ from torch.nn import functional
 from idletrain.nn.compiler import Compiler
 from idletrain.nn.outofcore.executing import compiled
 from idletrain.nn.outofcore.executing.compiled import (
+    COMPILER_BYTES,
     LEAST_PART,
     LIBRARY_BYTES,
+    CompiledForward,
     CompiledPlan,
     CompiledSearch,
+    NotCompiledError,
     parts_to_try,
 )
 from idletrain.nn.outofcore.executing.compiling import MeasuredPart, Request
@@ -30,8 +35,9 @@ BUDGET = 100 * MB
 PLAN = make_memory_plan(PROFILE, BUDGET)
 
 
-def search() -> CompiledSearch:
-    return CompiledSearch(nn.Linear(2, 2), functional.cross_entropy, PROFILE, (None, None), lambda: False)
+def search(free_bytes: int = 1 << 40) -> CompiledSearch:
+    batch = (torch.ones(3, 2), None)
+    return CompiledSearch(nn.Linear(2, 2), functional.cross_entropy, PROFILE, batch, lambda: False, lambda: free_bytes)
 
 
 @given(st.integers(-(1 << 40), 1 << 40), st.integers(0, 1 << 40))
@@ -61,6 +67,7 @@ def test_a_part_is_proposed_if_and_only_if_it_is_quicker_within_the_budget(peak:
         assert isinstance(found, CompiledPlan)
         assert found.peak_bytes <= most
         assert set(found.unit_modes) == {"K"}
+        assert found.shapes == (3, 2)
 
 
 def test_without_a_compiler_nothing_is_compiled_and_the_worker_says_so(
@@ -73,6 +80,24 @@ def test_without_a_compiler_nothing_is_compiled_and_the_worker_says_so(
     assert said == (
         "memory.compile: /no/such/compiler cannot be run (No such file or directory), so this worker compiles nothing"
     )
+
+
+def test_where_memory_is_short_no_compiler_is_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "compiler", lambda: Compiler("made up"))
+    monkeypatch.setattr(compiled, "measured_parts", None)
+    assert search(COMPILER_BYTES)(PLAN, BUDGET + LIBRARY_BYTES) is None
+    (said,) = caplog.messages
+    assert said.startswith("memory.compile: nothing is compiled, as that may take 1")
+    assert said.endswith("MiB and only 1024 are free")
+
+
+def test_a_batch_of_other_shapes_does_not_go_through_compiled_code() -> None:
+    fields = {name: getattr(PLAN, name) for name in PLAN.__slots__}
+    forward = CompiledForward(nn.Linear(2, 2), CompiledPlan(**fields, part=0.5, shapes=(3, 2)))
+    with pytest.raises(NotCompiledError, match=re.escape("a batch has the shapes (4, 2), not (3, 2) as the first")):
+        forward(torch.ones(4, 2))
 
 
 def test_what_cannot_be_compiled_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

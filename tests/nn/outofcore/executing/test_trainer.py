@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,12 @@ def planned(
     known: Known | None = None,
     resident: int = 0,
     *,
-    compiles: bool = False,
+    compiler_room: Callable[[], int] | None = None,
 ) -> PlannedSteps:
     state_file, room = filled_state_file(scratch, module, 1), MemoryRoom(budget, resident, scratch)
-    return PlannedSteps(module, functional.cross_entropy, state_file, move, room, known=known, compiles=compiles)
+    return PlannedSteps(
+        module, functional.cross_entropy, state_file, move, room, known=known, compiler_room=compiler_room
+    )
 
 
 def least(case: Case, scratch: Path) -> int:
@@ -93,11 +96,22 @@ def test_without_a_compiler_steps_that_may_be_compiled_follow_a_plan_and_keep_th
     case = Case("residual")
     case.x, case.y = case.x.repeat(8, 1, 1, 1), case.y.repeat(8)
     budget = least(case, tmp_path)
-    with torch.no_grad(), torch.random.fork_rng():
-        expected = case.loss(copy.deepcopy(case.module)(case.x))
-    steps = planned(case, case.module, tmp_path, budget, compiles=True)
-    assert torch.equal(steps.step(case.x, case.y), expected)
+    plain = copy.deepcopy(case.module)
+    steps = planned(case, case.module, tmp_path, budget, compiler_room=lambda: 1 << 40)
+    torch.manual_seed(3)
+    for _ in range(STEPS):
+        steps.step(case.x, case.y)
+    steps.store(steps._state_file)
     steps.close()
+    torch.manual_seed(3)
+    for _ in range(STEPS):
+        plain.zero_grad()
+        case.loss(plain(case.x)).backward()
+        with torch.no_grad():
+            for i, p in enumerate(plain.parameters()):
+                move(i, p, [])
+    for (name, a), b in zip(case.module.state_dict().items(), plain.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
     assert steps.plan
     assert set(steps.plan.unit_modes) != {"K"}
     assert not steps.compiling

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idletrain.nn.outofcore.executing.compiled import CompiledPlan
+from idletrain.nn.outofcore.executing.compiled import LIBRARY_BYTES, CompiledForward, CompiledPlan
 from idletrain.nn.outofcore.executing.disk import ScratchError
 from idletrain.nn.outofcore.executing.trials import MOST_SECONDS, VARIATION, TriedStep, measured_plan
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, candidate_plans, make_memory_plan
@@ -129,6 +129,29 @@ def test_nothing_is_compiled_where_a_step_fits_in_core_and_what_cannot_be_run_is
 
     assert set(measured_plan(PROFILE, BUDGET, Machine(seconds), compiled=compiled).unit_modes) != {"K"}
     assert asked == [1]
+
+
+def test_plans_keep_to_the_budget_beside_compiled_code_that_was_loaded_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most, libraries = int(BUDGET * (1 - VARIATION)), [0]
+    monkeypatch.setattr(CompiledForward, "library_bytes", lambda: libraries[0])
+    quick, *_ = plans = [make_memory_plan(PROFILE, BUDGET), *candidate_plans(make_memory_plan(PROFILE, BUDGET))]
+
+    def run(plan: MemoryPlan) -> TriedStep:
+        if isinstance(plan, CompiledPlan):
+            libraries[0] = LIBRARY_BYTES
+            return TriedStep(9.0, most)
+        return TriedStep(1.0, most) if plan.unit_modes == quick.unit_modes else TriedStep(2.0, most - LIBRARY_BYTES)
+
+    def compiled(plan: MemoryPlan, _most: int) -> MemoryPlan:
+        return CompiledPlan(**{name: getattr(plan, name) for name in plan.__slots__}, part=0.5)
+
+    assert len(plans) > 1
+    assert measured_plan(PROFILE, BUDGET, run).unit_modes == quick.unit_modes
+    chosen = measured_plan(PROFILE, BUDGET, run, compiled=compiled)
+    assert libraries == [LIBRARY_BYTES]
+    assert (chosen.seconds, chosen.peak_bytes) == (2.0, most)
 
 
 def test_no_other_plan_is_tried_where_steps_take_long() -> None:
