@@ -30,6 +30,7 @@ ELSEWHERE = {
     "cluster.forked_processes": "its own process answers",
     "fabric.measuring.collective_process": "its own task writes to it",
     "fabric.measuring.tasks": "its own process answers",
+    "nn.outofcore.executing.compiling": "its own process answers",
     "observe.dashboard_feed": "the link of a scheduler that is already trusted",
     "sweeps.trial_process": "its own process answers",
     "worker.process": "an address that was checked before",
