@@ -20,6 +20,7 @@ import torch
 
 from benchmarks.report import Figure, at_most, report, with_preset
 from idletrain.nn.optim import kernels, rowwise
+from idletrain.nn.wide import index_kernels
 from idletrain.nn.wide.mips_index import BIN, HashTables, InvertedFile
 
 
@@ -124,7 +125,7 @@ def signs(preset: Preset) -> tuple[Work, Work]:
     products = torch.randn(K * TABLES, preset.active)
     out, powers = np.empty((TABLES, preset.active), np.uint16), 2 ** torch.arange(K, dtype=torch.int32)
     return (
-        lambda: kernels.sign_codes(products.numpy(), out),
+        lambda: index_kernels.sign_codes(products.numpy(), out),
         lambda: ((products > 0).view(TABLES, K, -1) * powers[:, None]).sum(1, dtype=torch.int32),
     )
 
@@ -136,7 +137,7 @@ def winners(preset: Preset) -> tuple[Work, Work]:
     out, powers = np.empty((TABLES, preset.active), np.uint16), BIN ** torch.arange(k, dtype=torch.int32)
     places = torch.from_numpy(compared.ravel())
     return (
-        lambda: kernels.winner_codes(x.numpy(), compared, out),
+        lambda: index_kernels.winner_codes(x.numpy(), compared, out),
         lambda: (x[:, places].view(-1, TABLES, k, BIN).argmax(-1).int() * powers).sum(-1, dtype=torch.int32),
     )
 
@@ -149,8 +150,8 @@ def fills(preset: Preset) -> tuple[Work, Work]:
 
     def count_and_fill() -> None:
         starts = np.zeros((1 << K) + 1, np.int32)
-        kernels.count_in_buckets(codes, BUCKET, starts)
-        kernels.fill_buckets(codes, order32, starts, ids)
+        index_kernels.count_in_buckets(codes, BUCKET, starts)
+        index_kernels.fill_buckets(codes, order32, starts, ids)
 
     def sort() -> None:
         order[np.argsort(codes, kind="stable")]

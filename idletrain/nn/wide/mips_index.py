@@ -17,7 +17,7 @@ from torch import Tensor
 
 from idletrain.errors import JobError
 from idletrain.nn.ist.randomness import generator
-from idletrain.nn.optim import kernels
+from idletrain.nn.wide import index_kernels
 
 BLOCK_BYTES = (
     1 << 18
@@ -95,7 +95,7 @@ class HashTables:
         for first in range(0, self._tables, block):
             codes = self._hash_until_full(rows_RH, order, first, min(first + block, self._tables))
             for table, codes_N in enumerate(codes, first):
-                kernels.fill_buckets(codes_N, order, self._starts[table], self._ids[table])
+                index_kernels.fill_buckets(codes_N, order, self._starts[table], self._ids[table])
         self._counts = np.zeros(R, self._hits)
 
     def retrieve(self, query_BH: Tensor, rows_RH: Tensor, keep: int) -> NDArray[np.int64]:
@@ -103,7 +103,7 @@ class HashTables:
         assert len(rows_RH) == len(self._counts), "the tables were built over other rows"
         codes_LB = self._hash(query_BH, 0, self._tables)
         out = np.empty(len(query_BH) * keep, np.int64)
-        count = kernels.most_hits(codes_LB, self._starts, self._ids, self._bucket, keep, self._counts, out)
+        count = index_kernels.most_hits(codes_LB, self._starts, self._ids, self._bucket, keep, self._counts, out)
         return out[:count]
 
     def _hash_until_full(self, rows_RH: Tensor, order: NDArray[np.int32], first: int, last: int) -> NDArray[Any]:
@@ -117,7 +117,7 @@ class HashTables:
             here = slice(start, start + FILL_ROWS)
             codes[:, here] = self._hash(rows_RH, first, last, torch.from_numpy(order[here]))
             for table, codes_N in enumerate(codes[:, here], first):
-                kept += kernels.count_in_buckets(codes_N, self._bucket, self._starts[table])
+                kept += index_kernels.count_in_buckets(codes_N, self._bucket, self._starts[table])
             if kept >= FULL * capacity:
                 return codes[:, : here.stop]
         return codes
@@ -142,9 +142,9 @@ class HashTables:
             here = slice(start, start + block)
             x = (x_BH[here] if among is None else x_BH.index_select(0, among[here])).float()
             if self._codes == "simhash":
-                kernels.sign_codes((self._projection[codes] @ x.T).numpy(), out[:, here])
+                index_kernels.sign_codes((self._projection[codes] @ x.T).numpy(), out[:, here])
             else:
-                kernels.winner_codes(x.contiguous().numpy(), self._coordinates[codes], out[:, here])
+                index_kernels.winner_codes(x.contiguous().numpy(), self._coordinates[codes], out[:, here])
         return out
 
 
@@ -224,7 +224,7 @@ class InvertedFile:
             rows_RH, row_of = rows_RH[torch.from_numpy(members)].float(), np.arange(len(members), dtype=np.int32)
         best_BK = np.full((len(query_BH), keep), -1)
         scores_BK = np.empty(best_BK.shape, np.float32)
-        kernels.best_in_lists(query_BH.numpy(), rows_RH.numpy(), lists_BP, starts, row_of, best_BK, scores_BK)
+        index_kernels.best_in_lists(query_BH.numpy(), rows_RH.numpy(), lists_BP, starts, row_of, best_BK, scores_BK)
         retrieved: NDArray[np.int64] = members[best_BK[best_BK >= 0]].astype(np.int64)
         return retrieved
 
@@ -238,7 +238,7 @@ class InvertedFile:
         scores_BP = np.empty(lists_BP.shape, np.float32)
         group_B1 = _nearest(query_BH, self._heads_GH)[:, None].astype(np.int64)
         identity_L = np.arange(len(centres_LH), dtype=np.int32)
-        kernels.best_in_lists(
+        index_kernels.best_in_lists(
             query_BH.numpy(), centres_LH.numpy(), group_B1, self._first_lists, identity_L, lists_BP, scores_BP
         )
         return np.where(lists_BP < 0, len(centres_LH), lists_BP)
@@ -266,5 +266,5 @@ def _nearest(x_RH: Tensor, centres_LH: Tensor, among: Tensor | None = None) -> N
     for first in range(0, rows, block):
         here = slice(first, first + block)
         x = x_RH[here] if among is None else x_RH.index_select(0, among[here])  # takes a sixth of x_RH[among]'s time
-        kernels.largest_in_columns((centres_LH @ x.float().T).numpy(), nearest_R[here])
+        index_kernels.largest_in_columns((centres_LH @ x.float().T).numpy(), nearest_R[here])
     return nearest_R

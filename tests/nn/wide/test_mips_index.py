@@ -8,7 +8,7 @@ import torch
 
 from idletrain.errors import JobError
 from idletrain.nn.ist.randomness import generator
-from idletrain.nn.optim import kernels
+from idletrain.nn.wide import index_kernels
 from idletrain.nn.wide import mips_index as tables_module
 from idletrain.nn.wide.mips_index import FLAT, HashTables, InvertedFile, MipsIndex
 
@@ -106,8 +106,8 @@ def test_rows_after_those_that_fill_the_buckets_are_not_hashed(monkeypatch: pyte
     monkeypatch.setattr(tables_module, "FILL_ROWS", 100)
     rows, _ = rows_and_queries()
     tables = HashTables("simhash", 3, 10, 8)
-    signs, hashed = kernels.sign_codes, []
-    monkeypatch.setattr(kernels, "sign_codes", lambda x, out: (hashed.append(x.shape[1]), signs(x, out)))
+    signs, hashed = index_kernels.sign_codes, []
+    monkeypatch.setattr(index_kernels, "sign_codes", lambda x, out: (hashed.append(x.shape[1]), signs(x, out)))
     tables.build(rows, 0)
     assert 100 <= sum(hashed) < 2000
     kept = tables._starts[:, -1]
