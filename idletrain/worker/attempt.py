@@ -74,8 +74,9 @@ class Attempt:
         try:
             loaded = self._run.load(transfers.call)
             subnet = loaded.program.subnet(self._spec.lease.round, self._spec.place)
+            size = 4 * loaded.program.buffer_size(subnet, persistent=True)
             self._doing = "move"
-            with transfers.transferring("pull"):
+            with transfers.transferring("pull", size):
                 self._pull(loaded, subnet)
             initial_steps = self.steps
             self._doing = "wait"
@@ -91,7 +92,7 @@ class Attempt:
             if self.steps == initial_steps:
                 return self.report("drained")
             whole = self.steps == loaded.program.local_steps(self._spec.lease.round)
-            with transfers.transferring("push"):
+            with transfers.transferring("push", size):
                 reply = self._push(loaded, subnet, whole=whole)
         finally:
             heartbeat.cancel()

@@ -112,7 +112,8 @@ class LockstepAttempt(Attempt):
                 self._why = str(error)
                 logger.info("subnet %d was cut off after step %d: %s", lease.subnet, self.steps, error or "a peer left")
             if self._agreed and self._reply is None:
-                with self._transfers.transferring("push"):
+                size = 4 * loaded.program.buffer_size(subnet, persistent=True)
+                with self._transfers.transferring("push", size):
                     self._reply = super()._push(loaded, subnet, whole=True)
         self._count_draws(work)
         if self._reply in DONE_REPLIES:  # by now the lease may be over because the round is

@@ -22,6 +22,7 @@ from distributed.worker import WORKER_ANY_RUNNING
 from torch import Tensor
 
 from idletrain.cluster import prompt_thread
+from idletrain.exchange.admission import ADMISSION_BYTES
 from idletrain.exchange.codec import ROW_BYTES, Codec
 from idletrain.exchange.messages import Activity, PushHeader, Receipt, Reply, checksum
 from idletrain.nn.ist.subnets import Subnet
@@ -107,12 +108,19 @@ class Transfers:
             self.account[field] += time.perf_counter() - started
 
     @contextlib.contextmanager
-    def transferring(self, direction: encoding.Direction) -> Iterator[None]:
-        """Wait for the worker's other transfer to end, and count both the wait and the time within."""
+    def transferring(self, direction: encoding.Direction, size_bytes: int) -> Iterator[None]:
+        """Wait for the worker's other transfer to end, and count both the wait and the time within.
+
+        Args:
+            direction: What is transferred.
+            size_bytes: How much, about. Beside the thread that trains, what is large leaves its link idle while this
+                thread waits for a core; of many small transfers, each turn before others costs these more.
+        """
         with self.timed(f"{direction}_wait_seconds"):
             acquired = self.acquire(self._node.moving)
         try:
-            with prompt_thread.prompt(), self.timed(f"{direction}_seconds"):  # beside the thread that trains
+            is_large = size_bytes > ADMISSION_BYTES
+            with prompt_thread.prompt() if is_large else contextlib.nullcontext(), self.timed(f"{direction}_seconds"):
                 yield
         finally:
             if acquired:
