@@ -410,7 +410,7 @@ def compiled(network: Network, part: float) -> dict[str, Any]:
 
 
 def be_as_a_worker() -> None:
-    """Start this process anew with the variables of workers' processes, which set the C library's memory, if it has
+    """Start this process again with the variables of workers' processes, which set the C library's memory, if it has
     others.
     """
     if not WORKER_ENVIRONMENT.items() <= os.environ.items():

@@ -51,7 +51,7 @@ class PartedPush:
     Args:
         header: Describes the payload.
         content: Its bytes.
-        rate: That of earlier pushes, which this one measures anew; None for small parts at any rate, of which the
+        rate: That of earlier pushes, which this one replaces by its own; None for small parts at any rate, of which the
             store sees soon when it has enough.
         urgent: Whether it goes before waiting pushes.
 
