@@ -178,13 +178,15 @@ def test_a_stock_worker_that_hangs_is_named_and_left_alone(
 
 
 def test_a_local_worker_that_is_frozen_is_ended_and_replaced(
-    make_run: Callable[..., Run], undisturbed: Callable[..., list[str]]
+    make_run: Callable[..., Run], control: Control, undisturbed: Callable[..., list[str]]
 ) -> None:
     run = make_run(rounds=3, nodes=1)
+    control.hold()  # else the run may have ended before its worker is frozen
     head = run.launch()
-    run.wait("a round", "round_committed")
+    run.wait("a lease", "leased")
     ((address, frozen),) = run.workers().items()
     frozen.suspend()
+    control.release()
     try:
         sick = run.wait("the verdict", "worker_sick", where=lambda e: e["cause"] == "frozen", count=1)
         assert (sick["worker"], sick["name"]) == (address, run.events("worker_joined")[0]["name"])
