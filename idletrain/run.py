@@ -139,6 +139,7 @@ def compose(
     settled = _as_prepared(settled, prepared)
     decided, forecast = decide(settled)
     if decided != settled:
+        del prepared  # else memory would hold two networks
         prepared = prepare(decided)
         decided = _as_prepared(decided, prepared)
     if decided.preemption.policy == "rolling":

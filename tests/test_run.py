@@ -8,6 +8,7 @@ import errno
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,12 +257,19 @@ def test_runs_that_cannot_be_written_are_reported_in_a_sentence(tmp_path: Path) 
 def test_a_run_is_composed_of_the_decided_job_and_prepared_again_only_if_the_decision_changes_it(
     tmp_path: Path, rounds: int, prepared: list[int]
 ) -> None:
+    class Network(SimpleNamespace):  # which a weak reference can refer to
+        pass
+
     seen: list[int] = []
+    made: list[weakref.ref[Any]] = []
 
     def prepare(job: Job) -> Any:
         seen.append(job.training.rounds)
+        assert [reference() for reference in made] == [None] * len(made), "two networks at a time"
         program = SimpleNamespace(training=job.training)
-        return SimpleNamespace(fallback="", notes=(), program=program, rounds=job.training.rounds)
+        network = Network(fallback="", notes=(), program=program, rounds=job.training.rounds)
+        made.append(weakref.ref(network))
+        return network
 
     def decide(job: Job) -> tuple[Job, ForecastTracker]:
         training = job.training.model_copy(update={"rounds": rounds})

@@ -35,7 +35,7 @@ from idletrain.providers.table import cloud_named, provider_named
 
 if TYPE_CHECKING:
     from idletrain.job import Job
-    from idletrain.run import RunOptions
+    from idletrain.run import Composition, RunOptions
 
 INTERRUPTED_EXIT = 130
 LastNetwork = Annotated[bool, typer.Option("--last", help="The last network, also if the run kept the best.")]
@@ -119,17 +119,36 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
     """
     from rich.console import Console
 
-    from idletrain.autotune.choose import remembering
     from idletrain.cluster.access import with_link
     from idletrain.cluster.fork_server import is_fork
-    from idletrain.nn.prepare import prepare_job
     from idletrain.nn.threads import use_threads_of_environment
     from idletrain.observe import display
-    from idletrain.observe.forecast_record import ForecastTracker
-    from idletrain.run import compose
 
     if is_fork():
         use_threads_of_environment()
+    composition = _composed(settings, options, as_json)
+    shown = display.choose_display(as_json, Console(), options.summary)
+    with shown, _ended_at_once(again):
+        outcome = asyncio.run(composition.launch(sinks=(with_link(settings.run_dir, shown),)))
+    if not as_json:
+        why_low = _why_low(settings, is_local=options.provider.scheduler is None)
+        for line in display.final_lines(
+            shown.summary, _ending_text(outcome.status, again, shown.summary.note), why_low
+        ):
+            show(line)
+    if outcome.status == "stopped":
+        raise typer.Exit(INTERRUPTED_EXIT)
+    if outcome.status == "diverged":
+        raise typer.Exit(1)
+
+
+def _composed(settings: Job, options: RunOptions, as_json: bool) -> Composition:
+    """Check a job and choose what it leaves open; the networks of choices that were not taken are freed."""
+    from idletrain.autotune.choose import remembering
+    from idletrain.nn.prepare import prepare_job
+    from idletrain.observe.forecast_record import ForecastTracker
+    from idletrain.run import compose
+
     provider, prepare = options.provider, remembering(prepare_job)
 
     def report(text: str) -> None:
@@ -142,20 +161,7 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
         decided, choice = confirm_settings(job, provider.scheduler, report, prepare)
         return decided, ForecastTracker(choice.expected.as_record(), choice.why) if choice else None
 
-    composition = compose(settings, options, prepare=prepare, decide=decide, report=report)
-    shown = display.choose_display(as_json, Console(), options.summary)
-    with shown, _ended_at_once(again):
-        outcome = asyncio.run(composition.launch(sinks=(with_link(settings.run_dir, shown),)))
-    if not as_json:
-        why_low = _why_low(settings, is_local=provider.scheduler is None)
-        for line in display.final_lines(
-            shown.summary, _ending_text(outcome.status, again, shown.summary.note), why_low
-        ):
-            show(line)
-    if outcome.status == "stopped":
-        raise typer.Exit(INTERRUPTED_EXIT)
-    if outcome.status == "diverged":
-        raise typer.Exit(1)
+    return compose(settings, options, prepare=prepare, decide=decide, report=report)
 
 
 @contextlib.contextmanager

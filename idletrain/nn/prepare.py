@@ -50,6 +50,7 @@ class Prepared:
         notes: What of the data's own settings is not kept, and what is odd about the data, one sentence each.
         metrics: The metrics on the test data.
         logged_better: Which of two values that a validation_step logs is better, by name, where a callback says so.
+        is_factory_made: Whether the job's factory made the module, so that no code of the user's holds it.
     """
 
     program: Program
@@ -60,6 +61,19 @@ class Prepared:
     notes: tuple[str, ...] = ()
     metrics: tuple[JobMetric, ...] = ()
     logged_better: Mapping[str, Literal["higher", "lower"]] = field(default_factory=dict)
+    is_factory_made: bool = False
+
+    def share(self, values: Sequence[Tensor]) -> None:
+        """Let module and `network` use other tensors as their own, whose memory is free then; they change with these.
+
+        Does nothing where a user may hold the module.
+        """
+        if not self.is_factory_made:
+            return
+        trained = (parameter for parameter in self.module.parameters() if parameter.requires_grad)
+        for parameter, own, value in zip(trained, self.network, values, strict=False):  # behind these are buffers
+            if parameter.dtype == value.dtype:
+                parameter.data = own.data = value
 
     @property
     def better(self) -> dict[str, str]:
@@ -85,7 +99,7 @@ def from_settings(
     cuts = CutSettings(model.exclude, model.groups, model.fixed, model.split)
     schedule = faults.check(named_schedule, None, training)
     prepared = _prepare(faults, module, train, test, training.loss, training, cuts, memory)
-    prepared = replace(prepared, program=replace(prepared.program, schedule=schedule))
+    prepared = replace(prepared, program=replace(prepared.program, schedule=schedule), is_factory_made=True)
     if prepared.program.output and hasattr(module, "start_from"):
         module.start_from(prepared.program.source.open())
     return prepared

@@ -107,7 +107,7 @@ def test_the_run_goes_on_without_a_worker_that_hangs_in_a_step(
     undisturbed: Callable[..., list[str]],
 ) -> None:
     run, _ = three(rounds=8, preemption={"lease": "3s"})
-    control.pace(0)
+    (control.path / "slow-all").write_text("0.01")  # else all rounds may be done before one hangs
     head = run.launch("--scheduler", cluster.address)
     run.wait("a round", "round_committed", count=2)
     (control.path / "hang-w0").touch()

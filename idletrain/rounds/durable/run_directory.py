@@ -105,6 +105,7 @@ class RunDirectory:
             snapshots.write(run_dir, 0, self.network, reached)
             module_state.write(run_dir, 0, prepared.module)
         self.module = assembled(prepared.module, self.network.averaged)
+        prepared.share(self.network.values)
         self.round = past.rounds
         # Where the log lost heads, a number that none of them had.
         self.epoch = max(past.epochs + 1, int(time.time())) if self._went_back else past.epochs + 1

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,20 @@ def test_behind_a_slow_write_small_updates_are_written_in_a_thread_until_one_was
     monkeypatch.setattr(updates, "write", slow)
     asyncio.run(test())
     assert written_by == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize("is_factory_made", [True, False])
+def test_only_a_module_that_the_job_s_factory_made_shares_the_network_s_memory(
+    is_factory_made: bool, tmp_path: Path, small_program: Callable[..., Prepared]
+) -> None:
+    prepared = replace(small_program(widths=WIDTHS, norm="batch"), is_factory_made=is_factory_made)
+    directory = RunDirectory(tmp_path, prepared, lambda *_, **__: None, lambda _: None, 1)
+    directory.close()
+    parameters = list(prepared.module.parameters())
+    for own, parameter, value in zip(prepared.network, parameters, directory.network.values, strict=False):
+        assert (own.data_ptr() == value.data_ptr()) is is_factory_made
+        assert (parameter.data_ptr() == value.data_ptr()) is is_factory_made
+        assert torch.equal(parameter, value)
 
 
 def change_of(directory: RunDirectory, k: int) -> torch.Tensor:
