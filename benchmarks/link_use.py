@@ -1,13 +1,15 @@
-"""Measure how much of a link the exchange uses while it moves data, with nothing else to do.
+"""Measure how much of a link the exchange uses while it moves data: alone, and beside training on every core.
 
-Two machines of the testbed with shaped links (root only). A subnet is pulled and pushed through the real Store and
+Machines of the testbed with shaped links (root only). A subnet is pulled and pushed through the real Store and
 StoreClient as in a round, from the request to the answer: checksum, inspection and the durable write of a push are in
-its time. Beside it as many bytes come over a plain socket: what the link itself gives.
+its time. In turn with these, as many bytes come and go over a plain socket, written by nobody and answered by one byte:
+what the link and the cores give. Beside training, one core is the head's and a second node's that trains, the other is
+the measured node's, which trains on a thread meanwhile.
 
     python -m benchmarks.link_use [--tiny] [--json FILE]
 
-Target: 85 % of a link of 100 Mbit/s and of one of 1 Gbit/s. `where_time_goes` tells the same of pulls and pushes that
-share the cores with training.
+Targets: alone, 85 % of a link of 100 Mbit/s and of one of 1 Gbit/s; beside training, 85 % of a plain socket's rate.
+`where_time_goes` tells the same of pulls and pushes of a whole run.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import asyncio
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,62 +29,93 @@ import torch
 from distributed.security import Security
 
 from benchmarks.exchange import BenchHead, pull_and_push
-from benchmarks.machines import START_SECONDS, Cast, Line, machines, print_line
+from benchmarks.machines import START_SECONDS, Cast, machines, print_line
 from benchmarks.report import Figure, at_least, report, with_preset
 from benchmarks.where_time_goes import LINK, link_bytes
 from idletrain.cluster import dask_settings
 from idletrain.exchange.store import StoreServer
 
 READ_BYTES = 1 << 20
+WHOLE, EIGHTH = 23_000_000, 2_700_000  # a subnet of case b of the comparison: one of two, and one of eight
+
+
+@dataclass(frozen=True)
+class Case:
+    """A link, the bytes that go over it, and whether nodes train meanwhile."""
+
+    link: str
+    size: int
+    trains: bool = False
+
+    @property
+    def name(self) -> str:
+        """Where its figures are from."""
+        return f"{self.link}, beside training" if self.trains else self.link
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Links, sizes and repetitions."""
+    """Cases and repetitions of each transfer."""
 
-    links: tuple[str, ...] = ("100mbit", "1gbit")
-    subnet_bytes: int = 23_000_000  # of case b of the comparison, on two nodes
+    cases: tuple[Case, ...] = (Case("100mbit", WHOLE), Case("1gbit", WHOLE), Case("1gbit", EIGHTH, trains=True))
     repeats: int = 7
+    repeats_beside_training: int = 60
 
 
-TINY = Preset(links=("1gbit",), subnet_bytes=1_000_000, repeats=2)
+TINY = Preset((Case("1gbit", 1_000_000), Case("1gbit", 1_000_000, trains=True)), 2, 2)
 
 
 async def be_head(host: str, size: int) -> None:
     """Serve one subnet, and as many bytes over a plain socket, until killed."""
     flat = torch.rand(size // 4)
 
-    async def send(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(flat.numpy().data.cast("B"))
-        await writer.drain()
-        writer.close()
+    async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1):  # a request, whatever it is
+            writer.write(flat.numpy().data.cast("B"))
+            await writer.drain()
+            await reader.readexactly(size)
+            writer.write(b"!")
 
-    plain = await asyncio.start_server(send, host)
+    plain = await asyncio.start_server(exchange, host, limit=READ_BYTES)
     with tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder:
         address = await StoreServer(BenchHead(Path(folder), flat), Security()).listen(host)
         print_line({"kind": "serving", "address": address, "port": plain.sockets[0].getsockname()[1]})
         await asyncio.Event().wait()
 
 
-async def be_worker(host: str, port: int, store: str, repeats: int) -> None:
-    """Fetch over the plain socket, then pull and push; prints the seconds of each."""
-    plain = [await _fetch(host, port) for _ in range(repeats)]
-    moved = await pull_and_push(store, Security(), repeats)
-    pulls, pushes = zip(*moved, strict=True)
-    print_line({"kind": "moved", "plain socket": plain, "pull": pulls, "push": pushes})
-
-
-async def _fetch(host: str, port: int) -> float:
-    started = time.perf_counter()
+async def be_worker(host: str, port: int, store: str, size: int, repeats: int) -> None:
+    """Take turns with a plain socket and the store; prints the seconds of each transfer, by what it was."""
     reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
-    while await reader.read(READ_BYTES):
-        pass
+    content = bytes(size)
+    found: dict[str, list[float]] = {what: [] for what in ("plain socket, down", "pull", "plain socket, up", "push")}
+    for _ in range(repeats):
+        began = time.perf_counter()
+        writer.write(b"?")
+        await reader.readexactly(size)
+        came = time.perf_counter()
+        writer.write(content)
+        await reader.readexactly(1)
+        went = time.perf_counter()
+        ((pull, push),) = await pull_and_push(store, Security(), 1)
+        for times, seconds in zip(found.values(), (came - began, pull, went - came, push), strict=True):
+            times.append(seconds)
     writer.close()
-    return time.perf_counter() - started
+    print_line({"kind": "moved", "seconds": found})
 
 
-def measure(preset: Preset, link: str) -> Line:
-    """Return the seconds of every transfer over one link.
+def train() -> None:
+    """Train until the process ends."""
+    module = torch.nn.Sequential(torch.nn.Linear(784, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    inputs, labels = torch.rand(128, 784), torch.randint(10, (128,))
+    while True:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(inputs), labels).backward()
+        optimizer.step()
+
+
+def measure(case: Case, repeats: int) -> Mapping[str, list[float]]:
+    """Return the seconds of every transfer over one link, by what it was.
 
     Raises:
         RuntimeError: links cannot be shaped here, or a process ended early.
@@ -88,33 +123,47 @@ def measure(preset: Preset, link: str) -> Line:
     me = [sys.executable, "-m", "benchmarks.link_use"]
     with (
         tempfile.TemporaryDirectory(prefix="idletrain-bench-") as folder,
-        machines(1, link) as bed,
+        machines(1 + case.trains, case.link) as bed,
         Cast(bed, Path(folder)) as cast,
     ):
         host = bed.address("head")
-        cast.start("head", [*me, "head", host, str(preset.subnet_bytes)])
+        cast.start("head", [*me, "head", host, str(case.size)])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
-        cast.start("n0", [*me, "worker", host, str(serving["port"]), serving["address"], str(preset.repeats)])
-        patience = START_SECONDS + 10 * preset.repeats * preset.subnet_bytes / link_bytes(link)
-        return cast.output.wait("moved", 1, patience, lambda: cast.processes["head"].poll() is None)[0]
+        where = [host, str(serving["port"]), serving["address"], str(case.size), str(repeats)]
+        if case.trains:
+            cast.start("n1", [*me, "train"])
+        cast.start("n0", [*me, "training worker" if case.trains else "worker", *where])
+        patience = START_SECONDS + 40 * repeats * case.size / link_bytes(case.link)
+        (moved,) = cast.output.wait("moved", 1, patience, lambda: cast.processes["head"].poll() is None)
+        seconds: Mapping[str, list[float]] = moved["seconds"]
+        return seconds
+
+
+def figures_of(case: Case, seconds: Mapping[str, list[float]]) -> list[Figure]:
+    """Return how much of the link each transfer used; beside training, its rate over a plain socket's, too."""
+    ideal, figures = case.size / link_bytes(case.link), []
+    typical = {what: ideal / statistics.median(times) for what, times in seconds.items()}
+    for what, share in typical.items():
+        name, used = f"{case.name}: {what}: share of the link", [ideal / time for time in seconds[what]]
+        if "plain" in what or case.trains:
+            figures.append(Figure(name, share, "", samples=used))
+        else:
+            figures.append(at_least(name, share, "", LINK, used))
+    if case.trains:
+        for what, plain in (("pull", "plain socket, down"), ("push", "plain socket, up")):
+            name, ratio = f"{case.name}: {what}: its rate / a {plain}", typical[what] / typical[plain]
+            figures.append(at_least(name, ratio, "", LINK))
+    return figures
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    """Measure every link and report."""
+    """Measure every case and report."""
     options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
-    for link in preset.links:
-        moved = measure(preset, link)
-        ideal = preset.subnet_bytes / link_bytes(link)
-        for what in ("plain socket", "pull", "push"):
-            used = [ideal / seconds for seconds in moved[what]]
-            name, typical = f"{link}: {what}: share of the link", statistics.median(used)
-            figures.append(
-                Figure(name, typical, "", samples=used)
-                if what == "plain socket"
-                else at_least(name, typical, "", LINK, used)
-            )
-    return report("link_use", options, figures, subnet_bytes=preset.subnet_bytes)
+    for case in preset.cases:
+        repeats = preset.repeats_beside_training if case.trains else preset.repeats
+        figures += figures_of(case, measure(case, repeats))
+    return report("link_use", options, figures, subnet_bytes=[case.size for case in preset.cases])
 
 
 if __name__ == "__main__":
@@ -122,8 +171,12 @@ if __name__ == "__main__":
         case ["head", host, size]:
             dask_settings.apply()
             asyncio.run(be_head(host, int(size)))
-        case ["worker", host, port, store, repeats]:
+        case [("worker" | "training worker") as role, host, port, store, size, repeats]:
+            if role == "training worker":
+                threading.Thread(target=train, daemon=True).start()
             dask_settings.apply()
-            asyncio.run(be_worker(host, int(port), store, int(repeats)))
+            asyncio.run(be_worker(host, int(port), store, int(size), int(repeats)))
+        case ["train"]:
+            train()
         case _:
             main()

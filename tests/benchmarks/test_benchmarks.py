@@ -210,8 +210,10 @@ def _check_page(written):
 
 
 def _check_link_use(written):
-    assert [figure["what"].split(": ")[1] for figure in written["figures"]] == ["plain socket", "pull", "push"]
-    assert all(figure["value"] > 0 and len(figure["samples"]) == 2 for figure in written["figures"])
+    transfers = ["plain socket, down", "pull", "plain socket, up", "push"]
+    assert [figure["what"].split(": ")[1] for figure in written["figures"]] == [*transfers * 2, "pull", "push"]
+    assert all(figure["value"] > 0 for figure in written["figures"])
+    assert [len(figure["samples"]) for figure in written["figures"]] == [2] * 8 + [0] * 2
 
 
 def _check_bad_links(written):
