@@ -110,7 +110,7 @@ def train() -> None:
     inputs, labels = torch.rand(128, 784), torch.randint(10, (128,))
     while True:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(module(inputs), labels).backward()
+        torch.nn.functional.cross_entropy(module(inputs), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
