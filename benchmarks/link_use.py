@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,12 @@ WHOLE, EIGHTH = 23_000_000, 2_700_000  # a subnet of case b of the comparison: o
 
 @dataclass(frozen=True)
 class Case:
-    """A link, the bytes that go over it, and whether nodes train meanwhile."""
+    """A link, the bytes that go over it, whether nodes train meanwhile, and repetitions of each transfer."""
 
     link: str
     size: int
     trains: bool = False
+    repeats: int = 7
 
     @property
     def name(self) -> str:
@@ -55,14 +56,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Preset:
-    """Cases and repetitions of each transfer."""
+    """What is measured."""
 
-    cases: tuple[Case, ...] = (Case("100mbit", WHOLE), Case("1gbit", WHOLE), Case("1gbit", EIGHTH, trains=True))
-    repeats: int = 7
-    repeats_beside_training: int = 60
+    cases: tuple[Case, ...] = (
+        Case("100mbit", WHOLE),
+        Case("1gbit", WHOLE),
+        Case("1gbit", EIGHTH, trains=True, repeats=60),
+    )
 
 
-TINY = Preset((Case("1gbit", 1_000_000), Case("1gbit", 1_000_000, trains=True)), 2, 2)
+TINY = Preset(tuple(Case("1gbit", 1_000_000, trains, repeats=2) for trains in (False, True)))
 
 
 async def be_head(host: str, size: int) -> None:
@@ -87,20 +90,30 @@ async def be_worker(host: str, port: int, store: str, size: int, repeats: int) -
     """Take turns with a plain socket and the store; prints the seconds of each transfer, by what it was."""
     reader, writer = await asyncio.open_connection(host, port, limit=READ_BYTES)
     content = bytes(size)
-    found: dict[str, list[float]] = {what: [] for what in ("plain socket, down", "pull", "plain socket, up", "push")}
-    for _ in range(repeats):
-        began = time.perf_counter()
+    seconds: dict[str, list[float]] = {what: [] for what in ("plain socket, down", "pull", "plain socket, up", "push")}
+
+    async def fetch() -> None:
         writer.write(b"?")
         await reader.readexactly(size)
-        came = time.perf_counter()
+
+    async def deliver() -> None:
         writer.write(content)
         await reader.readexactly(1)
-        went = time.perf_counter()
+
+    for _ in range(repeats):
+        seconds["plain socket, down"].append(await _seconds(fetch()))
+        seconds["plain socket, up"].append(await _seconds(deliver()))
         ((pull, push),) = await pull_and_push(store, Security(), 1)
-        for times, seconds in zip(found.values(), (came - began, pull, went - came, push), strict=True):
-            times.append(seconds)
+        seconds["pull"].append(pull)
+        seconds["push"].append(push)
     writer.close()
-    print_line({"kind": "moved", "seconds": found})
+    print_line({"kind": "moved", "seconds": seconds})
+
+
+async def _seconds(transfer: Awaitable[None]) -> float:
+    started = time.perf_counter()
+    await transfer
+    return time.perf_counter() - started
 
 
 def train() -> None:
@@ -114,7 +127,7 @@ def train() -> None:
         optimizer.step()
 
 
-def measure(case: Case, repeats: int) -> Mapping[str, list[float]]:
+def measure(case: Case) -> Mapping[str, list[float]]:
     """Return the seconds of every transfer over one link, by what it was.
 
     Raises:
@@ -129,11 +142,11 @@ def measure(case: Case, repeats: int) -> Mapping[str, list[float]]:
         host = bed.address("head")
         cast.start("head", [*me, "head", host, str(case.size)])
         (serving,) = cast.output.wait("serving", 1, START_SECONDS, cast.all_alive)
-        where = [host, str(serving["port"]), serving["address"], str(case.size), str(repeats)]
+        where = [host, str(serving["port"]), serving["address"], str(case.size), str(case.repeats)]
         if case.trains:
             cast.start("n1", [*me, "train"])
         cast.start("n0", [*me, "training worker" if case.trains else "worker", *where])
-        patience = START_SECONDS + 40 * repeats * case.size / link_bytes(case.link)
+        patience = START_SECONDS + 40 * case.repeats * case.size / link_bytes(case.link)
         (moved,) = cast.output.wait("moved", 1, patience, lambda: cast.processes["head"].poll() is None)
         seconds: Mapping[str, list[float]] = moved["seconds"]
         return seconds
@@ -161,8 +174,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     options, preset = with_preset(__doc__, argv, Preset(), TINY)
     figures: list[Figure] = []
     for case in preset.cases:
-        repeats = preset.repeats_beside_training if case.trains else preset.repeats
-        figures += figures_of(case, measure(case, repeats))
+        figures += figures_of(case, measure(case))
     return report("link_use", options, figures, subnet_bytes=[case.size for case in preset.cases])
 
 

@@ -56,7 +56,8 @@ class RunDirectory:
 
     Args:
         run_dir: The run directory.
-        prepared: The program and, for a run's first head, the network's first values.
+        prepared: The program and, for a run's first head, the network's first values; see `Prepared.share` for what
+            becomes of these.
         record: Takes what happens.
         reached: Called at named points around every durable write.
         keep: Snapshots to keep.
