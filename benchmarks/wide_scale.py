@@ -4,8 +4,8 @@ A real run of 100 steps: 135,909 features, hidden 2,560, 670,091 labels, which a
 paper (data generated: as many features and labels a row, fewer rows). Hidden units and labels are both partitioned over
 eight local workers, so that a worker holds an eighth of the embeddings and a 64th of the output; uniform negatives.
 The head holds the network twice while it begins and once from then on (`workflows/amazon-670k-ist.yaml`), beside what
-workers pull and push; these take a GB each. With less memory the bench refuses to begin. The head's peak is that of
-this process, which also makes the data.
+workers pull and push. With less memory the bench refuses to begin. The head's peak is that of this process, which also
+makes the data.
 
     python -m benchmarks.wide_scale [--tiny] [--json FILE]
 
@@ -50,12 +50,10 @@ class Preset:
 
     @property
     def memory_bytes(self) -> int:
-        """What a run takes: the network twice, or once, and each worker's libraries, part and optimizer state, and that
-        part in the head for a pull and for a push.
-        """
+        """What a run takes at its height, about: the network twice in the head, and each worker's libraries and part."""
         network = 4 * self.hidden * (self.features + self.labels)
         part = 4 * self.hidden * (self.features // self.workers + self.labels // self.workers**2)
-        return network + max(network, self.workers * (LIBRARY_BYTES + 4 * part))
+        return 2 * network + self.workers * (LIBRARY_BYTES + part)
 
 
 TINY = Preset(300, 16, 500, 400, 5, 2, batch=16, local_steps=5, workers=2)
