@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from idletrain.nn import outer
+from idletrain.nn.ist.first_values import shrink_drawn
 from idletrain.nn.ist.groups import Layout, SharedRule
 from idletrain.nn.ist.subnets import Subnet, by_row, gather, views
 from idletrain.nn.ist.write_back import add_change, held_by_all, held_by_several, merge, write_one
@@ -72,10 +73,14 @@ class Network:
 
     @classmethod
     def of(cls, program: Program, values: Sequence[Tensor] | None = None) -> Network:
-        """Create the network of a program, with the slots that go from round to round."""
+        """Create the network of a program, with the slots that go from round to round.
+
+        Freshly drawn weights among the module's `values` begin as its first subnets need them, see
+        `nn.ist.first_values`.
+        """
         slots, row_slots = program.persistent_slots
         training = program.training
-        return cls(
+        network = cls(
             program.layout,
             slots,
             values,
@@ -84,6 +89,16 @@ class Network:
             training.ema,
             training.outer_optimizer,
         )
+        if values is not None:
+            phase = training.phase(0)
+            network._begin(program.subnets(0, program.specs(phase.equal_shares, phase.copies)))
+        return network
+
+    def _begin(self, subnets: Sequence[Subnet]) -> None:
+        shrink_drawn(self.values, subnets)
+        for mean, value in zip(self.averaged, self.values, strict=True):
+            if mean is not value:
+                mean.copy_(value)
 
     def copy_of_values(self) -> Network:
         """Return a copy of the values and of their average, without any state."""

@@ -93,6 +93,8 @@ def test_frozen_parameters_do_not_travel_and_their_layers_still_count_for_groups
 
 def test_a_subnet_of_frozen_parameters_computes_what_it_would_if_they_trained() -> None:
     half_frozen, all_trained = mlp(), mlp()
+    for module in (half_frozen, all_trained):
+        nn.init.constant_(module[6].weight, 0.1)  # not as drawn, which would begin smaller where it trains
     freeze(half_frozen[0])
     freeze(half_frozen[6])  # whose sum over cut neurons is scaled
     x = torch.from_numpy(rows().x)
