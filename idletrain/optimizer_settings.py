@@ -82,8 +82,8 @@ class OptimizerSettings(StrictSettings):
     `weight_decay` of its own. A parameter belongs to the first that fits; the others have the optimizer's settings."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Norm that the gradients of each subnet's step are scaled down to where theirs is larger; no limit when null. A
-    subnet's norm is larger than the whole network's, as its weights are multiplied by 1/share: 1.2 times for a half,
-    1.6 to 1.9 times for a quarter of each layer (measured at the start of an MLP with and without BatchNorm)."""
+    subnet's norm is not the whole network's: it is smaller before training, and several times larger when a subnet's
+    loss is higher than the network's."""
     state: Literal["travel", "reset"] = "travel"
     """Whether optimizer state travels with its neurons, or is reset in every round."""
     schedule: _Schedule = "constant"
