@@ -95,7 +95,7 @@ def test_it_ends_even_if_no_python_can_run_in_it(start: Any, tmp_path: Path) -> 
 def test_it_can_clean_up_first(start: Any, tmp_path: Path) -> None:
     starter, child = start(TIDY, signal.SIGTERM)
     starter.kill()
-    eventually(lambda: ended(child), GONE_SECONDS)
+    eventually(lambda: ended(child), 30)  # as long as what it does takes on a busy machine
     assert (tmp_path / "tidied").exists()
 
 

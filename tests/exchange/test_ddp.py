@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import socket
 import traceback
@@ -111,9 +112,12 @@ def test_replicas_are_the_same_and_learn_as_without_the_hook(arguments: dict[str
     mine = together(_train_with, 20, arguments)
     for one in mine[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(one["parameters"], mine[0]["parameters"], strict=True))
+    bound = 0.3 if "int4" in arguments.values() else 0.1  # of each process, int4 is 0.22 off
+    if "loss" in arguments:  # of each gradient, 2 % of the squared norm may be missing
+        bound += math.sqrt(0.02)
     for exact, ours in zip(plain[0]["gradients"], mine[0]["gradients"], strict=True):
         off = np.linalg.norm(exact - ours) / np.linalg.norm(exact)
-        assert off < (0.3 if "int4" in arguments.values() else 0.1)  # of each process, int4 is 0.22 off
+        assert off < bound
         if exact.ndim < 2:
             assert off < 0.02
     assert mine[0]["losses"][-1] < 0.9 * mine[0]["losses"][0]
