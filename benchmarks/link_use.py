@@ -56,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Preset:
-    """What is measured."""
+    """List the cases to measure."""
 
     cases: tuple[Case, ...] = (
         Case("100mbit", WHOLE),

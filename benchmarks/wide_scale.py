@@ -50,7 +50,7 @@ class Preset:
 
     @property
     def memory_bytes(self) -> int:
-        """What a run takes at its height, about: the network twice in the head, each worker's libraries and part."""
+        """Return about what a run takes at most: the network twice, and each worker's libraries and part."""
         network = 4 * self.hidden * (self.features + self.labels)
         part = 4 * self.hidden * (self.features // self.workers + self.labels // self.workers**2)
         return 2 * network + self.workers * (LIBRARY_BYTES + part)

@@ -95,8 +95,8 @@ def test_it_ends_even_if_no_python_can_run_in_it(start: Any, tmp_path: Path) -> 
 def test_it_can_clean_up_first(start: Any, tmp_path: Path) -> None:
     starter, child = start(TIDY, signal.SIGTERM)
     starter.kill()
-    eventually(lambda: ended(child), 30)  # as long as what it does takes on a busy machine
-    assert (tmp_path / "tidied").exists()
+    eventually((tmp_path / "tidied").exists, GONE_SECONDS)
+    eventually(lambda: ended(child), GONE_SECONDS)
 
 
 def test_a_parent_that_is_gone_before_it_begins_ends_it_at_once() -> None:
