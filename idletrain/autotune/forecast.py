@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 from idletrain.exchange.admission import MIN_HOLDERS
 from idletrain.observe.record_fields import ROUND_PARTS
 
-# Numbers of local steps to try. The most of a method are those that paid off in benchmarks/sweep.py (INTERVALS,
-# IST_INTERVALS; results/time_to_accuracy.json); the fewest of ist those with which its loss is 1 % higher than with 50,
-# where 10 cost 3 to 11 % (results/defaults.json): a subnet has to settle before it is cut again.
+# Numbers of local steps to try. The most of a method are those that paid off in benchmarks/sweep.py (SYNC_INTERVALS,
+# IST_INTERVALS; results/time_to_accuracy.json); the fewest of ist those with which its loss is 1 to 2 % higher than
+# with 50, where 10 cost 3 to 5 % (results/defaults.json): a subnet has to settle before it is cut again.
 TRIED_STEPS = (1, 2, 5, 10, 25, 50, 100)
 LEAST_STEPS = {"ist": 25, "local-sgd": 1}
 MOST_STEPS = {"ist": 100, "local-sgd": 50}
 # Local steps of a subnet that are worth one step of the whole network: as many as there are subnets, and beyond three
-# subnets growing with the square root only (results/time_to_accuracy.json: two 1,600 to 800, four 2,400 to 600, eight
-# 1,000 to 200; results/autotune.json: sixteen take 1.3 to 1.5 times the rounds of eight). With every neuron in several
+# subnets growing with the square root only (results/time_to_accuracy.json: two 1,050 to 550, four 1,600 to 400, eight
+# 1,500 to 400; results/autotune.json: sixteen take 1.3 to 1.5 times the rounds of eight). With every neuron in several
 # of them, as if there were as many times fewer: in all of them they are whole networks.
 ROOT_FROM = 3
 AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
-CODED_BYTES_PER_SECOND = 0.6e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
+CODED_BYTES_PER_SECOND = 2.5e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
 WIRES = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"))  # pull and push, the most exact first
 FINISH_SHARE = 0.2  # of the rounds of ist, the last ones, that train whole networks (benchmarks/finishing.py)
-MOST_TIMES_LONGER = 1.5  # that a run may take for it: with 1.8 times the time, more rounds of ist learn as much
+MOST_TIMES_LONGER = 1.5  # that a run may take for it: with 2.1 times the time, more rounds of ist learn more
 WORTH = 1.1  # times faster to be preferred: less is within a forecast's error, so the simpler, more exact one stays
 
 

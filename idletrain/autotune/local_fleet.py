@@ -14,7 +14,7 @@ from idletrain.nn.memory import WORKER_BYTES
 from idletrain.nn.threads import one_thread
 
 # Over TLS (benchmarks/results/exchange.json), a round trip through the scheduler, and writing and reading an update.
-PULL_BYTES_PER_SECOND, PUSH_BYTES_PER_SECOND = 1.2e9, 0.95e9
+PULL_BYTES_PER_SECOND, PUSH_BYTES_PER_SECOND = 1.6e9, 0.8e9
 CALL_SECONDS = 0.005
 COMMIT_BYTES_PER_SECOND = 0.5e9
 
