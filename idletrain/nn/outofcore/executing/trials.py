@@ -19,7 +19,7 @@ from idletrain.nn.outofcore.planning.profile import Profile
 
 VARIATION = 0.05  # of a budget, by which the peaks of steps by one plan differ (up to 4 % in the bench outofcore)
 CLOSE = 1.15  # times the quickest plan's seconds: within it, another trial decides
-# Times the quickest plan's seconds: within it, the plan that swaps least is taken. Steps of one plan differ as much
+# Times the quickest plan's seconds: within it, the plan that swaps least is taken. Steps of one plan differ by more
 # (the bench outofcore), and what is swapped costs others the disk and a core.
 ALIKE = 1.05
 WARM_UP, TIMED = 1, 2  # steps of a trial; the first loads parameters, and takes memory for code
