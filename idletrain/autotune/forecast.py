@@ -28,7 +28,7 @@ MOST_STEPS = {"ist": 100, "local-sgd": 50}
 # of them, as if there were as many times fewer: in all of them they are whole networks.
 ROOT_FROM = 3
 AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
-CODED_BYTES_PER_SECOND = 2.5e9  # float32 bytes encoded and decoded (int8; results/codec.json); each end does one
+CODED_BYTES_PER_SECOND = 2.5e9  # float32 bytes encoded and decoded (int8 push; results/codec.json); each end does one
 WIRES = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int8", "int4"))  # pull and push, the most exact first
 FINISH_SHARE = 0.2  # of the rounds of ist, the last ones, that train whole networks (benchmarks/finishing.py)
 MOST_TIMES_LONGER = 1.5  # that a run may take for it: with 2.1 times the time, more rounds of ist learn more

@@ -30,7 +30,8 @@ WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     # glibc keeps freed gradients in its heap; mapped one by one they go back to the machine (benchmarks/memory.py:
-    # 3.9 times a subnet's parameters at the peak; 6.0 before), and in huge pages mapping costs a step nothing.
+    # 3.5 times a subnet's parameters at the peak instead of 6.0, measured side by side), and in huge pages mapping
+    # costs a step nothing.
     "GLIBC_TUNABLES": f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={8 << 20}",
 }
 Request = dict[str, Any]

@@ -25,7 +25,7 @@ from idletrain.nn.scripted import scripted_layers
 # Left to the head node and the scheduler when this machine's RAM is divided among local workers.
 HEAD_RESERVE_BYTES = 1 << 30
 # The most that Python, torch and Dask take in a worker before its first subnet (benchmarks/results/memory.json), as a
-# process of its own; a fork takes about 65 MiB less. A plan goes by it, a run by what each worker has as it joins.
+# process of its own; a fork takes about 80 MiB less. A plan goes by it, a run by what each worker has as it joins.
 WORKER_BYTES = 278 << 20
 # A step's memory beside parameters and activations (kernels' scratch, the batch, the comm layer's buffers, code that
 # the first step reads): 31 to 42 MB were seen for networks of 126 to 235 MB, and over 45 MB once.
