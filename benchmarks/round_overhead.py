@@ -48,14 +48,19 @@ def tree(workers: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def measured_rounds(events: Sequence[Record]) -> list[Record]:
+    """Return the commits of all rounds but the first few."""
+    return of_kind(events, "round_committed")[WARM_UP_ROUNDS:]
+
+
 def overheads_ms(events: Sequence[Record]) -> list[float]:
     """Return the milliseconds of every round, but for the first few, that none of its attempts accounts for."""
     work: dict[int, float] = {}
     for event in of_kind(events, "attempt_ended"):
         seconds = sum(event.get(f"{part}_seconds", 0.0) for part in ("pull", "train", "push"))
         work[event["round"]] = max(work.get(event["round"], 0.0), seconds)
-    rounds = of_kind(events, "round_committed")[WARM_UP_ROUNDS:]
-    return [(event["seconds"] - work[event["round"]]) * 1000 for event in rounds if event["round"] in work]
+    rounds = [event for event in measured_rounds(events) if event["round"] in work]
+    return [(event["seconds"] - work[event["round"]]) * 1000 for event in rounds]
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
@@ -66,7 +71,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for workers in preset.workers:
         runs = [events_of(tree(workers, preset.rounds)) for _ in range(preset.runs)]
         overheads = [overheads_ms(events) for events in runs]
-        everything = [e["seconds"] * 1000 for events in runs for e in of_kind(events, "round_committed")]
+        everything = [event["seconds"] * 1000 for events in runs for event in measured_rounds(events)]
         medians = [statistics.median(one) for one in overheads]
         what = f"overhead of a round, {workers} workers"
         figures.append(at_most(what, statistics.median(medians), "ms", TARGET_MS, medians))

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -33,6 +34,27 @@ log.touch()
 worker = forked_processes.start(("worker", "tcp://127.0.0.1:9"), log, os.environ)
 print(json.dumps({"pids": [psutil.Process(worker.pid).ppid(), worker.pid]}), flush=True)
 time.sleep(600)
+"""
+# Frees what a step of a convolutional network holds, in a thread as a worker's; prints the bytes that it maps again.
+STEPS = """
+import resource, threading, torch
+
+def step():
+    held = [torch.ones(200_000) for _ in range(60)]
+    while held:
+        held.pop()
+
+def steps():
+    for _ in range(3):
+        step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        step()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize())
+
+thread = threading.Thread(target=steps)
+thread.start()
+thread.join()
 """
 
 
@@ -101,6 +123,19 @@ def test_each_has_its_own_session_environment_folder_path_and_chance(
     assert one[:4] == (str(tmp_path), "one", True, True)
     assert two[:4] == (str(tmp_path), "two", True, True)
     assert one[4] != two[4]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+def test_memory_that_a_step_frees_stays_for_the_next_one() -> None:
+    def mapped(**variables: str) -> int:
+        environment = {**os.environ, **forked_processes.WORKER_ENVIRONMENT, **variables}
+        return int(
+            subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, check=True).stdout
+        )
+
+    without = forked_processes.WORKER_ENVIRONMENT["GLIBC_TUNABLES"].rpartition(":")[0]
+    assert mapped(GLIBC_TUNABLES=without) > 100e6
+    assert mapped() < 5e6
 
 
 def test_a_second_one_starts_without_imports(start: Start) -> None:
