@@ -29,7 +29,6 @@ ELSEWHERE = {
     "cli/sweep_table.py": "cli/test_sweep.py",
     "cli/train.py": "cli/test_main.py",
     "cli/watch.py": "cli/test_main.py",
-    "cli/worker.py": "cli/test_main.py",
     "cloud/aws/clients.py": "cloud/aws/test_account.py",
     "cloud/aws/provider.py": "cli/test_cloud.py",
     "cloud/aws/schedules/service.py": "cli/test_schedule.py",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,10 @@ from idletrain.cli.arguments import bytes_option, run_dir_of
 from idletrain.cli.trust import import_from_here
 
 app = typer.Typer()
+BEGAN_WITH = Path(
+    "/proc/self/environ"
+)  # the variables of a process as it began, or as the one that it is a fork of did
+C_LIBRARY = "GLIBC_TUNABLES"
 
 
 @app.command(rich_help_panel="Cluster")
@@ -40,6 +46,7 @@ def worker(
     ] = None,
 ) -> None:
     """Lend this machine to a run until the run ends or a SIGTERM says that the machine is needed."""
+    _begin_with_memory_settings()
     import_from_here()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     if when_idle is not None:
@@ -59,6 +66,16 @@ def worker(
         connection = access.find(run_dir_of(run))
         scheduler, files = connection.scheduler, (connection.ca_file, connection.cert, connection.key)
     asyncio.run(process.serve(scheduler, memory, name, process.security_from(*files)))
+
+
+def _begin_with_memory_settings() -> None:
+    """Begin this process anew with the C library's settings of a launch's workers, unless it has any."""
+    if not BEGAN_WITH.exists() or f"{C_LIBRARY}=".encode() in BEGAN_WITH.read_bytes():
+        return
+    from idletrain.cluster.forked_processes import WORKER_ENVIRONMENT
+
+    variables = {**os.environ, C_LIBRARY: WORKER_ENVIRONMENT[C_LIBRARY]}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)  # noqa: S606 (this very program)
 
 
 def _share(text: str) -> float:
