@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +56,7 @@ STEADY = 0.05  # of the CPU time: what a host may take more or less of in a meas
 WARM_UP_ROUNDS, ROUNDS = 1, 2  # behind each measurement, at least; the first loads the program
 WARM_UP_SECONDS, SECONDS = 3.0, 4.0  # that short ones take together
 TRIES = 3  # for each that counts
+MOST_ROUNDS = 1_000_000  # a run is stopped long before
 MEASURING_SECONDS = 180.0  # beyond which no other measurement is made
 TICK_SECONDS = 0.1
 CASE_SECONDS = 900.0
@@ -104,6 +105,47 @@ def is_steady(line: Line) -> bool:
     return bool(abs(in_measurement - in_rounds) <= STEADY)
 
 
+class CountedRounds:
+    """The rounds of a run that count, behind a warm-up; after them the run is stopped.
+
+    The head evaluates the network of the first round while others train, on a core that it shares with nodes: what
+    begins before that is over does not count.
+
+    Args:
+        warm_up: Rounds that do not count, at least.
+        enough: Rounds that do.
+
+    Attributes:
+        rounds: Their records.
+        ticks: The machine's use of its CPU when they began, and at the end of each.
+    """
+
+    def __init__(self, warm_up: int, enough: int) -> None:
+        self._warm_up, self._enough, self._evaluated = warm_up, enough, False
+        self.rounds: list[Record] = []
+        self.ticks: list[Ticks] = []
+
+    def on_start(self, stop: Callable[[], None], _record: object) -> None:
+        """Keep what stops the run."""
+        self._stop, self._loop = stop, asyncio.get_running_loop()
+
+    def on_evaluate(self, *_: object) -> None:
+        """Take note that the head has evaluated a network."""
+        self._evaluated = True
+
+    def note(self, event: Record) -> None:
+        """Count a round that has ended."""
+        if event["kind"] != "round_committed" or len(self.rounds) == self._enough:
+            return
+        if self.ticks:
+            self.rounds.append(event)
+        elif event["round"] + 1 < self._warm_up or not self._evaluated:
+            return
+        self.ticks.append(Ticks.now())
+        if len(self.rounds) == self._enough:
+            self._loop.call_soon(self._stop)
+
+
 async def lead(host: str, nodes: int, tree: dict[str, Any], repeats: int) -> None:
     """Run a head: measure its workers and train some rounds on them, until so many measurements count."""
     dask_settings.apply()
@@ -131,28 +173,27 @@ async def measure_and_train(address: str, nodes: int, job: Job, prepared: Prepar
     _, choice = await asyncio.to_thread(choose.choose_settings, job, fleet)
     expectation = ForecastTracker(choice.expected.as_record(), choice.why)
     warm_up = WARM_UP_ROUNDS + int(WARM_UP_SECONDS / choice.expected.round)
-    enough = warm_up + max(ROUNDS, math.ceil(SECONDS / choice.expected.round))
-    training = job.training.model_copy(update={"rounds": enough})
+    counted = CountedRounds(warm_up, max(ROUNDS, math.ceil(SECONDS / choice.expected.round)))
+    training = job.training.model_copy(update={"rounds": MOST_ROUNDS})
     job = job.model_copy(update={"training": training})
     prepared = replace(prepared, program=replace(prepared.program, training=training))
-    rounds: list[Record] = []
-    ticks: list[Ticks] = []
-
-    def note(event: Record) -> None:
-        if event["kind"] == "round_committed":
-            rounds.append(event)
-            ticks.append(Ticks.now())
-
     job.run_dir.mkdir(parents=True)
     await launch(
-        job, prepared, RunOptions(provider=RunningCluster(address, Security()), sinks=(note,), forecast=expectation)
+        job,
+        prepared,
+        RunOptions(
+            provider=RunningCluster(address, Security()),
+            on_start=counted.on_start,
+            on_evaluate=counted.on_evaluate,
+            sinks=(counted.note,),
+            forecast=expectation,
+        ),
     )
-    in_rounds = ticks[warm_up - 1].share_until(ticks[-1])
     return {
         "kind": "measurement",
         "seconds": seconds,
-        "rounds": rounds[warm_up:],
-        "stolen": (in_measurement, in_rounds),
+        "rounds": counted.rounds,
+        "stolen": (in_measurement, counted.ticks[0].share_until(counted.ticks[-1])),
     }
 
 
