@@ -24,8 +24,8 @@ LEAST_STEPS = {"ist": 25, "local-sgd": 1}
 MOST_STEPS = {"ist": 100, "local-sgd": 50}
 # Local steps of a subnet that are worth one step of the whole network: as many as there are subnets, and beyond three
 # subnets growing with the square root only (results/time_to_accuracy.json: two 1,050 to 550, four 1,600 to 400, eight
-# 1,500 to 400; results/autotune.json: sixteen take 1.3 to 1.5 times the rounds of eight). With every neuron in several
-# of them, as if there were as many times fewer: in all of them they are whole networks.
+# 1,500 to 400; results/autotune.json: with 100 local steps, sixteen are not there in 1.5 times the time of eight). With
+# every neuron in several of them, as if there were as many times fewer: in all of them they are whole networks.
 ROOT_FROM = 3
 AMORTISED = 0.2  # the exchange's share of a round, below which still more local steps gain less than a fifth
 CODED_BYTES_PER_SECOND = 2.5e9  # float32 bytes encoded and decoded (int8 push; results/codec.json); each end does one
