@@ -69,7 +69,7 @@ def worker(
 
 
 def _begin_with_memory_settings() -> None:
-    """Begin this process anew with the C library's settings of a launch's workers, unless it has any."""
+    """Restart this process with the allocator settings of a launch's workers, unless it began with some."""
     if not BEGAN_WITH.exists() or f"{C_LIBRARY}=".encode() in BEGAN_WITH.read_bytes():
         return
     from idletrain.cluster.forked_processes import WORKER_ENVIRONMENT

@@ -31,8 +31,8 @@ WORKER_ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     # glibc keeps freed gradients in its heap; mapped one by one they go back to the machine (benchmarks/memory.py:
     # 3.5 times a subnet's parameters at the peak instead of 6.0, measured side by side), and in huge pages mapping
-    # costs a step nothing. With a threshold set, glibc gives smaller blocks at the end of its heap back, too, and a
-    # convolutional network's activations would be mapped anew in every step; so much of them stays.
+    # costs a step nothing. Setting that threshold fixes the other one, above which free memory at the heap's end goes
+    # back, at 128 KiB: every step of a convolutional network would map its activations again. So 64 MiB are kept.
     "GLIBC_TUNABLES": (
         f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={8 << 20}:glibc.malloc.trim_threshold={64 << 20}"
     ),
