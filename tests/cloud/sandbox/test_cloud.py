@@ -102,7 +102,7 @@ def test_nothing_listens_but_on_loopback(cloud: Sandbox) -> None:
 
 
 def test_churn_takes_the_oldest_in_turn_with_a_notice_and_without(tmp_path: Path) -> None:
-    cloud = Sandbox(tmp_path, "--churn", "1s", "--notice", "800ms")
+    cloud = Sandbox(tmp_path, "--churn", "1s", "--notice", "5s")  # a busy machine starts a watcher in seconds
     try:
         template = cloud.template("#!/bin/bash\n" + WATCH.replace("PATH", "spot/instance-action"))
         first, second = (ids_of(cloud.fleet(template, 1))[0] for _ in range(2))
