@@ -1,4 +1,4 @@
-"""Compare networks trained as subnets with the same networks trained whole, at several families' usual sizes.
+"""Compare networks trained as subnets with the same networks trained whole, for several families.
 
 GPTs of 10.8 and 1.9 million parameters on 20 MB of text, networks of ResNet-18's shape on Fashion-MNIST with 64 and 16
 planes, a BERT-like classifier of a dictionary's definitions by part of speech, a network of FT-Transformer's shape on a
