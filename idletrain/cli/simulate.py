@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idletrain.cli.arguments import JobFile, read_job_file, seconds_option
+from idletrain.cli.trust import import_from_here
 from idletrain.errors import JobError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def simulate_fleet(
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
-    """Show what a job comes to on a fleet whose nodes come and go, by every policy. Nothing is started.
+    """Show what a job comes to on a fleet whose nodes come and go, by every policy that it allows. Nothing is started.
 
     Beside them stands data parallel training by simple models: one goes back to its last checkpoint of every ten
     minutes and pauses for a minute, one loses the step under way and pauses for two seconds.
@@ -86,8 +87,9 @@ def simulate_fleet(
         changes=_changes(trace) if trace else (),
         seed=seed,
     )
+    import_from_here()
     typer.echo("idletrain: reading the model and the data", err=True)
-    works = {policy: work_of(written, policy, _subnets(written, policy), gigabits, step) for policy in POLICIES}
+    works = _works(written, gigabits, step)
     outcomes: dict[str, Outcome] = {}
     for policy, work in works.items():
         typer.echo(f"idletrain: simulating {policy}", err=True)
@@ -160,6 +162,26 @@ def _subnets(job: Job, policy: Policy) -> int:
     return job.nodes.count + (-(-job.nodes.count // 4) if policy == "rolling" else 0)
 
 
+def _works(job: Job, gigabits: float, step: float | None) -> dict[Policy, Work]:
+    """Return what nodes do for a job under each policy that it goes with, and print why the others are left out.
+
+    Raises:
+        JobError: it goes with none.
+    """
+    works: dict[Policy, Work] = {}
+    refused: dict[Policy, JobError] = {}
+    for policy in POLICIES:
+        try:
+            works[policy] = work_of(job, policy, _subnets(job, policy), gigabits, step)
+        except JobError as error:
+            refused[policy] = error
+    if not works:
+        raise refused[POLICIES[0]]
+    for policy, why in refused.items():
+        typer.echo(f"idletrain: {policy} is left out: {why}", err=True)
+    return works
+
+
 def work_of(job: Job, policy: Policy, subnets: int, gigabits: float, step: float | None) -> Work:
     """Return what nodes do for a job under a policy.
 
@@ -171,15 +193,19 @@ def work_of(job: Job, policy: Policy, subnets: int, gigabits: float, step: float
         step: Seconds of a subnet's step; None to measure it here.
 
     Raises:
-        JobError: the job's network cannot be split so.
+        JobError: the job's network cannot be split so, or its settings do not go with the policy.
     """
     from idletrain.autotune.step_time import step_seconds, typical
+    from idletrain.contradictions import contradictions
     from idletrain.nn.prepare import prepare_job
     from idletrain.nn.rolling import check_rolling, equal_specs
     from idletrain.nn.threads import one_thread
     from idletrain.simulation.engine import Work
     from idletrain.worker.encoding import nbytes
 
+    preemption = job.preemption.model_copy(update={"policy": policy})
+    for _, why in contradictions(job.model_copy(update={"preemption": preemption})):
+        raise JobError(why)
     training, rolling = job.training, policy == "rolling"
     settled = training.model_copy(update={"subnets": subnets})
     prepared = prepare_job(job.model_copy(update={"training": settled}))

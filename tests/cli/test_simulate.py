@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,11 +14,12 @@ from typer.testing import CliRunner, Result
 from idletrain.cli import simulate
 from idletrain.errors import JobError
 
+TRAINING = {"method": "ist", "subnets": 4, "local_steps": 50}
 JOB = {
     "name": "digits",
     "model": {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 64, 64, 10]}},
     "data": {"name": "digits"},
-    "training": {"method": "ist", "subnets": 4, "local_steps": 50},
+    "training": TRAINING,
 }
 
 
@@ -39,6 +42,43 @@ def test_every_policy_has_a_row_and_so_has_data_parallel_training(job: Path) -> 
     for name in ("reissue", "salvage", "rolling", "data parallel, checkpoints", "data parallel, steps"):
         assert name in result.stdout
     assert "a simulated fleet " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused", "why"),
+    [
+        ({"method": "local-sgd"}, {"rolling"}, "rolling is left out: training.method: "),
+        ({"subnets": 60}, {"rolling"}, "need 90 neurons in each group"),
+        ({"copies": 2}, {"rolling"}, "rolling is left out: training.copies: "),
+        ({"exchange": {"push": "int8", "loss": 0.1}}, {"reissue", "rolling"}, "reissue is left out: training.exchange"),
+    ],
+)
+def test_a_policy_that_the_job_does_not_go_with_is_left_out_and_the_others_are_shown(
+    job: Path, settings: dict[str, Any], refused: set[str], why: str
+) -> None:
+    preemption = {"policy": "salvage"} if "exchange" in settings else {}
+    job.write_text(yaml.safe_dump({**JOB, "training": {**TRAINING, **settings}, "preemption": preemption}))
+    result = call(str(job), "--hours", "0.01", "--step", "10ms", "--json")
+    assert why in result.stderr
+    assert set(simulate.POLICIES) - json.loads(result.stdout).keys() == refused
+
+
+def test_a_network_in_the_working_directory_is_imported(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "network_of_mine.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))\n"
+    )
+    job.write_text(yaml.safe_dump({**JOB, "model": {"factory": "network_of_mine:net"}}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert "reissue" in json.loads(call(str(job), "--hours", "0.01", "--step", "10ms", "--json").stdout)
+
+
+def test_a_job_whose_network_is_not_there_is_refused(job: Path) -> None:
+    job.write_text(yaml.safe_dump({**JOB, "model": {"factory": "no_such_module:net"}}))
+    with pytest.raises(JobError, match="no_such_module"):
+        call(str(job), "--step", "10ms")
 
 
 def test_a_simulation_of_too_many_events_ends_early_and_says_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
