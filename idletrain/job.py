@@ -135,23 +135,24 @@ class TrainingSettings(StrictSettings):
 
     method: Literal["ist", "local-sgd"] = "ist"
     """`ist` trains independent subnets; `local-sgd` trains the whole network on every worker and averages the updates.
-    Chosen by forecast and trial when left out. Where less than 30 % of a model can be split, `ist` becomes
-    `local-sgd`."""
+    Chosen by forecast and trial when left out; the default is for a fleet that cannot be measured. Where less than 30 %
+    of a model can be split, `ist` becomes `local-sgd`."""
     instead_of: Literal["ist"] | None = None
     """The method that the job named and its model does not suit; written by idletrain into the run's own copy."""
     mode: Literal["rounds", "lockstep"] = "rounds"
     """How the shards of a very wide output train: each by itself for a round, or all as one softmax, step by step."""
     subnets: Subnets = 4
-    """Independent subnets in a round. Chosen for the fleet when left out. `{start: 8, end: 2}` stands for phases of 8,
-    4 and 2 subnets, of equally many rounds."""
+    """Independent subnets in a round. Chosen for the fleet when left out; the default is for a fleet that cannot be
+    measured. `{start: 8, end: 2}` stands for phases of 8, 4 and 2 subnets, of equally many rounds."""
     copies: Count = 1
     """Number of a round's subnets that every neuron is in; their updates are averaged. 1 is independent subnet training
     (Yuan et al., arXiv 1910.02120); more let subnets overlap and be wider (subnetwork data parallelism, Singh et al.,
-    arXiv 2507.09029); as many as subnets is local SGD."""
+    arXiv 2507.09029); as many as subnets is local SGD. Chosen with the method when that is left out."""
     slack: float = Field(default=0.5, gt=0, le=100)
     """Under `rolling`, neurons that no subnet holds, as a part of those that are held."""
     local_steps: Count = 50
-    """Steps of each subnet between two exchanges. Chosen for the fleet when left out."""
+    """Steps of each subnet between two exchanges. Chosen for the fleet when left out; the default is for a fleet that
+    cannot be measured."""
     phases: tuple[PhaseSettings, ...] = ()
     """How the rounds divide the network, such as `[{rounds: 90, subnets: 8}, {rounds: 30, subnets: 1}]`: each phase has
     `rounds`, and `subnets`, `copies` or `local_steps` of its own. All rounds divide it alike when empty."""
