@@ -229,8 +229,14 @@ class FleetController:
         return bool(outcome.machines)
 
     def _forget_carried_out(self, instances: list[Instance]) -> None:
-        """Forget a request without an answer once a machine of it is listed, also one that has ended."""
-        if self._unanswered and any(i.attempt == self._unanswered.request.attempt for i in instances):
+        """Forget a request without an answer once all of its machines are listed, also those that have ended.
+
+        Of one that is listed in part, the rest may be there unlisted, or not at all: sent again, it says which.
+        """
+        if not self._unanswered:
+            return
+        attempt = self._unanswered.request.attempt
+        if sum(i.attempt == attempt for i in instances) >= self._unanswered.launch.count:
             self._unanswered = None
 
     def _wait_for(self, why: str) -> None:

@@ -90,6 +90,30 @@ def test_a_lost_reply_launches_nothing_twice(cloud: Sandbox, account: Account) -
     assert cloud.ask("GET", "faults") == []
 
 
+def test_a_request_that_is_listed_in_part_is_not_replaced_by_a_new_one(
+    cloud: Sandbox, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.ask("POST", "fault", action="CreateFleet", mode="drop-reply", times=1)
+    keeper = FleetController(account, sleeping(account, count=4), "tls://127.0.0.1:1")
+    whole, counts = account.instances, []
+
+    def in_part(*arguments: Any) -> list[Any]:
+        listed = sorted(whole(*arguments), key=lambda instance: instance.id)
+        counts.append(len(listed))
+        return listed[:1] if len(counts) < 4 else listed
+
+    monkeypatch.setattr(account, "instances", in_part)
+
+    async def check() -> None:
+        for _ in range(6):
+            await asyncio.sleep(min(await keeper.check(), 3.0))
+
+    asyncio.run(check())
+    assert counts[0] == 0
+    assert set(counts[1:]) == {4}
+    assert keeper._attempts == 1
+
+
 def test_a_request_whose_reply_was_lost_is_not_sent_again_once_its_machine_is_listed(
     cloud: Sandbox, account: Account
 ) -> None:
