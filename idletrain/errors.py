@@ -53,6 +53,10 @@ class RunError(IdletrainError):
     """The run ended or cannot start for a reason outside the job file."""
 
 
+class UnansweredError(RunError):
+    """A cloud refuses a request or does not answer it; what it names may go on all the same."""
+
+
 class DamageError(IdletrainError):
     """A write-ahead log, an update or a snapshot does not hold what was written to it."""
 

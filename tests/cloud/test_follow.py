@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from rehearsal import RECORD, Sandbox
 
 from idletrain.cloud import follow, leader_lease, record
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.record import SweepOrder
-from idletrain.errors import RunError
+from idletrain.errors import RunError, UnansweredError
 from idletrain.storage import S3Prefix
 
 ENDED = b'"s": 9.0, "status": "completed", "rounds": 5, "params_sha256": "", "run_dir": ""'
@@ -37,6 +38,69 @@ def test_following_gives_up_on_a_head_that_is_not_heard_of(
     monkeypatch.setattr(follow, "BOOT_SECONDS", 0.5)
     with pytest.raises(RunError, match="has said nothing for"):
         follow.follow(prefix, lambda _event: None, account)
+
+
+def test_a_cloud_that_does_not_answer_for_a_while_ends_no_following(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    record.claim(prefix, replace(RECORD, run="cut-off", created=time.time(), deadline=time.time() + 3600))
+    prefix.put("events.jsonl/000000000000000", b'{"kind": "snapshot", "t": 1.0}\n')
+    outage, clock = Outage(monkeypatch), Clock(lambda _now: None)
+    monkeypatch.setattr(follow, "time", clock)
+    seen: list[str] = []
+
+    def sink(event: Any) -> None:
+        seen.append(event["kind"])
+        if event["kind"] == "snapshot":
+            outage.left = 60  # of some seconds each: longer than a head may be silent
+        else:
+            record.update(prefix, state="ended")
+
+    def end_the_run(_now: float) -> None:
+        if not outage.left and "run_ended" not in seen:
+            end = b'{"kind": "run_ended", "t": %d, %s}\n' % (time.time() + 1, ENDED)
+            prefix.put("events.jsonl/000000000000001", end)
+
+    clock.on_sleep = end_the_run
+    assert follow.follow(prefix, sink, account).state == "ended"
+    assert seen == ["snapshot", "run_ended"]
+    assert clock.now > follow.RUN_SILENCE_SECONDS
+    assert [message for message in caplog.messages if "cut-off goes on, and is looked at again" in message] != []
+    assert len(caplog.messages) <= 2  # each reason once
+
+
+def test_a_cloud_that_never_answers_again_is_left_once_all_machines_have_ended(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.claim(prefix, replace(RECORD, run="cut-off-for-good", deadline=time.time() + 100))
+    outage = Outage(monkeypatch)
+
+    def cut_off(_prefix: S3Prefix) -> float:
+        outage.left = 1 << 30
+        return 0.0
+
+    monkeypatch.setattr(follow.leader_lease, "renewed", cut_off)
+    clock = Clock(lambda _now: None)
+    monkeypatch.setattr(clock, "time", lambda: time.time() + clock.now)
+    monkeypatch.setattr(follow, "time", clock)
+    with pytest.raises(UnansweredError, match="AWS cannot be reached"):
+        follow.follow(prefix, lambda _event: None, account)
+    assert clock.now >= 100
+
+
+class Outage:
+    """An S3 that cannot be reached for so many requests."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.left, get = 0, S3Prefix.get
+
+        def flaky(prefix: S3Prefix, key: str) -> Any:
+            if self.left:
+                self.left -= 1
+                raise EndpointConnectionError(endpoint_url=prefix.url)
+            return get(prefix, key)
+
+        patch.setattr(S3Prefix, "get", flaky)
 
 
 class Clock:

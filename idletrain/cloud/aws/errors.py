@@ -21,7 +21,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 from botocore.retries.standard import RetryContext, ThrottledRetryableChecker
 
-from idletrain.errors import JobError, RunError
+from idletrain.errors import JobError, UnansweredError
 
 UNREADABLE = (ResponseParserError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What an answer that is not AWS' leads to: a page of a proxy, or fields that are missing or of another type."""
@@ -122,7 +122,7 @@ def explained() -> Iterator[None]:
 
     Raises:
         JobError: there are no credentials or no region.
-        RunError: anything else.
+        UnansweredError: anything else.
     """
     try:
         yield
@@ -131,11 +131,11 @@ def explained() -> Iterator[None]:
     except NoRegionError:
         raise JobError("cloud.region: no region is set; name one, such as region: eu-west-1") from None
     except ClientError as error:
-        raise RunError(f"{sentence_of(error)}; `idletrain doctor` may say why") from None
+        raise UnansweredError(f"{sentence_of(error)}; `idletrain doctor` may say why") from None
     except BotoCoreError as error:
-        raise RunError(f"{sentence_of(error)}; check the network and `idletrain doctor`") from None
+        raise UnansweredError(f"{sentence_of(error)}; check the network and `idletrain doctor`") from None
     except UNREADABLE as error:
-        raise RunError(f"{sentence_of(error)}; check the network and proxies") from None
+        raise UnansweredError(f"{sentence_of(error)}; check the network and proxies") from None
 
 
 @contextlib.contextmanager
