@@ -35,7 +35,6 @@ ELSEWHERE = {
     "cloud/machines.py": "cloud/aws/test_requests.py",
     "cloud/market.py": "cloud/aws/test_pricing.py",
     "cloud/sandbox/provider.py": "cli/test_cloud.py",
-    "cloud/head_node.py": "chaos",  # a machine that leads a run, with those that train
     "nn/faults.py": "nn/test_prepare.py",
     "nn/sources.py": "nn/test_prepare.py",
     "nn/ist/contractions.py": "nn/ist/test_scaling.py",

@@ -40,12 +40,12 @@ async def serve_head(machine: CloudMachine) -> None:
     run = record.read(prefix)
     lease = LeaderLease(prefix, instance)
     await lease.acquire()
-    if (run := record.read(prefix)).state != "running":  # its launcher gave up while we booted
+    if (run := record.read(prefix)).state != "running":  # its launcher gave up, or the user, while we booted
+        await _end(account, run, prefix, instance, lease)
         raise RefusedError(f"run {run.run} was ended before its head came up; start it again with --resume")
-    address = f"tls://{machine.private_address()}:{PORT}"
-    identity = account.identity(run.run, "head")
-    controller = FleetController(account, run, address)
     try:
+        identity = account.identity(run.run, "head")
+        controller = FleetController(account, run, f"tls://{machine.private_address()}:{PORT}")
         await _lead(run, prefix, controller, identity, machine.private_address(), lease)
     except RefusedError:  # another head leads the run now, and has its machines
         raise
@@ -74,10 +74,11 @@ def _explained(error: Exception, run: str, instance: str) -> str:
 async def _end(account: CloudAccount, run: RunRecord, prefix: S3Prefix, instance: str, lease: LeaderLease) -> None:
     """End the run's other resources; what survives is named in its record and does not change how the run ended."""
     try:
-        await asyncio.to_thread(teardown.take_down, account, run.run, prefix, instance)
+        await asyncio.to_thread(teardown.take_down, account, run.run, prefix, instance, run.head_session)
     except IdletrainError as error:
         logger.error("%s", error)
-        await asyncio.to_thread(record.update, prefix, state="ended", leftover=str(error))
+        if (await asyncio.to_thread(record.read, prefix)).head_session == run.head_session:
+            await asyncio.to_thread(record.update, prefix, state="ended", leftover=str(error))
     await lease.release()
 
 

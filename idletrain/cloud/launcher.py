@@ -15,10 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from idletrain.cloud import leader_lease, machine_log, record, teardown, workdir
+from idletrain.cloud import follow, leader_lease, machine_log, record, teardown, workdir
 from idletrain.cloud.account import CloudAccount
 from idletrain.cloud.instance_types import Market, NodeNeed, Offer, Pools, diversify
-from idletrain.cloud.machines import TAG, LaunchSite, Pool, run_tags
+from idletrain.cloud.machines import RUNNING_STATES, TAG, LaunchSite, Pool, run_tags
 from idletrain.cloud.market import MarketSnapshot
 from idletrain.cloud.quote import Quote
 from idletrain.cloud.reconcile import DesiredFleet
@@ -94,6 +94,7 @@ def make_spot_plan(job: Job, account: CloudAccount, cache: Path, spent_usd: floa
         max_price=nodes.max_price,
         budget_usd=nodes.budget_usd,
         spent_usd=spent_usd,
+        error_factor=market.error_factor,
     )
     checks = (
         *data_faults(job, account.readable_data()),
@@ -221,7 +222,7 @@ def _refuse_namesake(account: CloudAccount, run: str, prefix: S3Prefix) -> None:
     if other_prefixes := sorted({tags[TAG + "prefix"] for tags in tagged if tags.get(TAG + "prefix")} - {prefix.url}):
         raise JobError(
             f"name: a run {run} is there already, in {other_prefixes[0]}; choose another --name, or end that one with "
-            f"`idletrain down {other_prefixes[0]}`"
+            f"`idletrain down {other_prefixes[0]} --region {account.region}`"
         )
 
 
@@ -253,6 +254,7 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
         return run
     previous = record.read(prefix)
     _refuse_other_kind(run, previous, prefix)
+    _refuse_led(account, previous, prefix, now)
     if run.sweep is None:  # ended trials are skipped, and there may be new ones
         past = summary_of(s3_mirror.events(prefix))
         check_resumption(job, Job.model_validate(previous.job), past.status, past.rounds)
@@ -265,6 +267,21 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
     run = replace(run, generation=previous.generation + 1, spent_usd=spent, deadline=until, tags=tags)
     prefix.put(record.RUN_RECORD_KEY, run.as_json())
     return run
+
+
+def _refuse_led(account: CloudAccount, run: RunRecord, prefix: S3Prefix, now: float) -> None:
+    """Refuse to resume a run whose head is at work, or boots: that would end its machines."""
+    if run.state != "running" or run.failure or account.region != run.site.region:
+        return
+    machines = account.instances(run.run, RUNNING_STATES)
+    heads = [m for m in machines if m.role == "head" and m.head_session == run.head_session]
+    boots = any(now - head.launched_at < follow.BOOT_SECONDS for head in heads)
+    if heads and (boots or now - leader_lease.renewed(prefix) < follow.RUN_SILENCE_SECONDS):
+        name = f"{prefix.url} --region {account.region}"
+        raise JobError(
+            f"name: run {run.run} is at work; follow it with `idletrain logs {name} -f`, or end it with "
+            f"`idletrain down {name}` before you go on with it"
+        )
 
 
 def _refuse_other_kind(run: RunRecord, previous: RunRecord, prefix: S3Prefix) -> None:
@@ -298,3 +315,5 @@ def _create_resources(
     report("starting the head")
     account.start_head(run, image, report)
     reached("head")
+    if (now := record.read(prefix)).state != "running" and not now.failure:
+        raise RunError(f"run {run.run} was ended while it was launched; start it again with --resume")

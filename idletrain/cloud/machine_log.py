@@ -56,15 +56,31 @@ def closing_records(
         new: Machine events that are logged only now: they do not show that the head node was alive.
     """
     launched, ended = bounds([*reported, *new])
-    last = max((event["t"] for event in reported), default=now)
-    return [
-        {
-            "kind": "instance_ended",
-            "t": now if instance in alive else min(now, last + UNSEEN_CLOSES_SECONDS),
-            "instance": instance,
-            "reason": "",
-        }
+    ends = [
+        {"kind": "instance_ended", "t": now, "instance": instance, "reason": ""}
         for instance in launched.keys() - ended.keys()
+    ]
+    return ended_unseen(ends, reported, alive, now)
+
+
+def ended_unseen(
+    new: Iterable[Mapping[str, Any]], reported: Iterable[CostEvent], alive: Collection[str], now: float
+) -> list[dict[str, Any]]:
+    """Return new records in which machines that ended before `now` end soon after the head's last event.
+
+    Args:
+        new: Machine events that are logged only now.
+        reported: The run's events so far.
+        alive: Ids of machines that existed until now.
+        now: Unix seconds.
+    """
+    until = min(now, max((event["t"] for event in reported), default=now) + UNSEEN_CLOSES_SECONDS)
+    launched = {event["instance"]: event["t"] for event in new if event["kind"] == "instance_launched"}
+    return [
+        {**event, "t": max(until, launched.get(event["instance"], until))}
+        if event["kind"] == "instance_ended" and event["instance"] not in alive
+        else dict(event)
+        for event in new
     ]
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from idletrain.cloud.instance_types import InstanceType, Market, NodeNeed, Offer, no_offer_reason, rank_offers
 from idletrain.errors import JobError
 
+ESTIMATE_ERROR = 1.95  # families with local disks cost up to 30 % more than estimated, and other regions up to 50 %
+
 
 @dataclass(frozen=True)
 class MarketSnapshot:
@@ -26,6 +28,11 @@ class MarketSnapshot:
     spot_prices: Mapping[tuple[str, str], float]
     on_demand_prices: Mapping[str, float]
     estimate: bool
+
+    @property
+    def error_factor(self) -> float:
+        """How much higher than told the on-demand prices may be."""
+        return ESTIMATE_ERROR if self.estimate else 1.0
 
     def offers(
         self, need: NodeNeed, market: Market, max_price: float | None = None, zones: Collection[str] | None = None

@@ -23,6 +23,7 @@ class Quote:
         max_price: USD an hour that one node may cost, or None.
         budget_usd: Budget of the whole run, or None.
         spent_usd: Part of it that earlier sessions of the run have spent.
+        error_factor: How much higher than known prices may be: more than 1 where on-demand prices are estimates.
     """
 
     pools: Pools
@@ -33,6 +34,7 @@ class Quote:
     max_price: float | None = None
     budget_usd: float | None = None
     spent_usd: float = 0.0
+    error_factor: float = 1.0
 
     @property
     def preferred(self) -> Pools:
@@ -63,7 +65,7 @@ class Quote:
         """
         spares = MOST_SPARES if any(offer.market == "spot" for offer in self.pools.offers) else 0
         worst = max(offer.worst_usd_per_hour(self.max_price) for offer in self.pools.offers)
-        return self._fleet(self.nodes + spares, worst)
+        return self.error_factor * self._fleet(self.nodes + spares, worst)
 
     @property
     def remaining_usd(self) -> float | None:

@@ -32,7 +32,7 @@ START_SECONDS = 120.0  # from writing a run's record until its head node is list
 CLEAN_READS = 2  # EC2's lists are eventually consistent
 
 
-def take_down(account: CloudAccount, run: str, prefix: S3Prefix | None, spare: str = "") -> None:
+def take_down(account: CloudAccount, run: str, prefix: S3Prefix | None, spare: str = "", session: str = "") -> None:
     """Terminate a run's machines and delete all its other resources.
 
     Args:
@@ -40,29 +40,31 @@ def take_down(account: CloudAccount, run: str, prefix: S3Prefix | None, spare: s
         run: The run's name.
         prefix: S3 prefix of its record, if known.
         spare: Id of the instance that calls this: it leaves the run's security group, and ends by itself.
+        session: The session of the run that ends, as in its machines' tags, so that one that was resumed meanwhile is
+            left alone; all of them otherwise.
 
     Raises:
         RunError: something survives; the message names it.
     """
-    _set_state(prefix, "ending")
+    _set_state(prefix, "ending", session)
     refusals: dict[str, None] = {}  # what the cloud refuses, each once
     survivors: list[str] = []
     with _collected(refusals):
-        alive = [machine.id for machine in account.instances(run)]
-        machines_left = _end_machines(account, run, spare, refusals)
+        alive = [machine.id for machine in _machines(account, run, session)]
+        machines_left = _end_machines(account, run, spare, session, refusals)
         in_group = machines_left
         if spare:
             in_group = True
             with _collected(refusals):
                 account.leave_group(spare)
                 in_group = machines_left
-        for remnant in sorted(account.remnants(run), key=_group_last):
+        for remnant in sorted(_remnants(account, run, session), key=_group_last):
             if not (in_group and remnant.kind == "group"):  # whose machines keep it
                 with _collected(refusals):
                     account.delete(remnant)
         _close_machine_log(account, run, prefix, alive)
-        if not (survivors := _survivors(account, run, spare, machines_left, refusals)):
-            _set_state(prefix, "ended")
+        if not (survivors := _survivors(account, run, spare, session, machines_left, refusals)):
+            _set_state(prefix, "ended", session)
             return
     what = ", ".join(survivors) if survivors else "resources that cannot be listed"
     why = f" ({'; '.join(refusals)})" if refusals else ""
@@ -152,14 +154,25 @@ def lost_head(machines: Collection[Instance], run: RunRecord, now: float) -> str
     return f"{reason}; {run.how_to_go_on}"
 
 
+def _machines(account: CloudAccount, run: str, session: str) -> list[Instance]:
+    """Return a run's machines that are alive, of a session if one is named."""
+    return [machine for machine in account.instances(run) if session in ("", machine.head_session)]
+
+
+def _remnants(account: CloudAccount, run: str, session: str) -> list[LeftoverResource]:
+    """Return a run's other resources, of a session if one is named."""
+    remnants = account.remnants(run)
+    return [remnant for remnant in remnants if session in ("", remnant.tags.get(TAG + "created", session))]
+
+
 def _survivors(
-    account: CloudAccount, run: str, spare: str, machines_left: bool, refusals: dict[str, None]
+    account: CloudAccount, run: str, spare: str, session: str, machines_left: bool, refusals: dict[str, None]
 ) -> list[str]:
     """Return ids of resources that still exist once EC2's lists have had time to become consistent."""
     deadline = time.monotonic() + (0.0 if machines_left else LISTED_SECONDS)
     while True:
-        left = [machine.id for machine in account.instances(run) if machine.id != spare]
-        left += [remnant.id for remnant in account.remnants(run)]
+        left = [machine.id for machine in _machines(account, run, session) if machine.id != spare]
+        left += [remnant.id for remnant in _remnants(account, run, session)]
         if not left or time.monotonic() > deadline:
             return left
         with _collected(refusals):
@@ -167,11 +180,11 @@ def _survivors(
         time.sleep(TEARDOWN_POLL_SECONDS)
 
 
-def _end_machines(account: CloudAccount, run: str, spare: str, refusals: dict[str, None]) -> bool:
+def _end_machines(account: CloudAccount, run: str, spare: str, session: str, refusals: dict[str, None]) -> bool:
     """Terminate machines until none is left, or for as long as that may take; return True if any is left."""
     began, clean, refused = time.monotonic(), 0, False
     while clean < CLEAN_READS:
-        left = [machine.id for machine in account.instances(run) if machine.id != spare]
+        left = [machine.id for machine in _machines(account, run, session) if machine.id != spare]
         before = len(refusals)
         with _collected(refusals):
             account.terminate(left)
@@ -206,14 +219,15 @@ def _close_machine_log(account: CloudAccount, run: str, prefix: S3Prefix | None,
         instances = account.instances(run, (*ALIVE_STATES, *ENDED_STATES))
         run_record = record.read(prefix)
         new = machine_log.new_records(reported, instances, run_record, run_record.prices, now)
+        new = machine_log.ended_unseen(new, reported, alive, now)
         new += machine_log.closing_records(reported, alive, now, new)
         if new:
             s3_mirror.append_events(prefix, machine_log.as_recorded(reported, new))
 
 
-def _set_state(prefix: S3Prefix | None, state: str) -> None:
+def _set_state(prefix: S3Prefix | None, state: str, session: str) -> None:
     with _errors_logged(prefix):
-        if prefix is not None:
+        if prefix is not None and session in ("", record.read(prefix).head_session):
             record.update(prefix, state=state)
 
 

@@ -123,6 +123,35 @@ def test_a_start_that_fails_and_cannot_take_down_what_it_made_tells_both(
     teardown.take_down(account, "night", prefix)
 
 
+def test_a_run_that_is_ended_while_it_is_launched_leaves_nothing(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
+) -> None:
+    def end(what: str) -> None:
+        if what == "template":
+            record.update(prefix, state="ended")
+
+    plan = launcher.make_spot_plan(job(), account, cache)
+    with pytest.raises(RunError, match="run night was ended while it was launched; start it again with --resume"):
+        launcher.start(plan, account, prefix, image="idletrain", resume=False, reached=end)
+    assert not any(cloud.inventory().values())
+
+
+def test_a_run_whose_head_is_at_work_is_not_resumed(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path
+) -> None:
+    plan = launcher.make_spot_plan(job(), account, cache)
+    started = launcher.start(plan, account, prefix, image="idletrain", resume=False)
+    (head,) = [m.id for m in account.instances("night") if m.role == "head"]
+    with pytest.raises(JobError, match=rf"name: run night is at work; follow it with `idletrain logs {prefix.url}"):
+        launcher.start(plan, account, prefix, image="idletrain", resume=True)
+    assert head in [m.id for m in account.instances("night")]
+    assert record.read(prefix).head_session == started.head_session
+    cloud.ec2.terminate_instances(InstanceIds=[head])
+    resumed = launcher.start(plan, account, prefix, image="idletrain", resume=True)
+    assert resumed.generation == 1
+    teardown.take_down(account, "night", prefix)
+
+
 def test_a_name_that_is_taken_makes_nothing(cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path) -> None:
     plan = launcher.make_spot_plan(job(), account, cache)
     prefix.put(record.RUN_RECORD_KEY, b"{}")

@@ -105,3 +105,11 @@ def test_news_found_at_the_end_are_no_sign_that_the_head_lived_so_long() -> None
     news = [{"kind": "instance_ended", "t": 9000.0, "instance": "i-2", "reason": ""}]
     (closing,) = machine_log.closing_records([launched, word], (), 9000.0, news)
     assert (closing["instance"], closing["t"]) == ("i-1", 200.0 + machine_log.UNSEEN_CLOSES_SECONDS)
+
+
+def test_a_machine_that_nobody_saw_end_ends_soon_behind_the_last_word_and_not_before_it_began() -> None:
+    reported = [launched("i-1"), {"kind": "staged", "t": 3000.0}]
+    late = launched("i-3", at=3500.0)
+    new = [ended("i-1", NOW), ended("i-2", NOW), late, ended("i-3", NOW)]
+    found = machine_log.ended_unseen(new, reported, {"i-2"}, NOW)
+    assert [event["t"] for event in found] == [3000.0 + machine_log.UNSEEN_CLOSES_SECONDS, NOW, 3500.0, 3500.0]

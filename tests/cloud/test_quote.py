@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from idletrain.cloud.instance_types import GIB, InstanceType, Offer, Pools
+from idletrain.cloud.market import ESTIMATE_ERROR
 from idletrain.cloud.quote import Quote
 from idletrain.observe.cost import EXTRAS_USD_PER_HOUR, MOST_SPARES
 
@@ -48,6 +49,14 @@ def test_the_worst_is_a_spare_more_at_the_highest_price_where_nodes_are_spot() -
     fixed = Pools(tuple(replace(offer, market="on-demand") for offer in quote().pools.offers))
     dear = quote(pools=fixed).worst_usd_per_hour
     assert dear == pytest.approx(8 * 0.09 + 0.04 + 9 * EXTRAS_USD_PER_HOUR)
+
+
+def test_prices_that_are_estimates_may_be_as_much_higher_as_they_are_uncertain() -> None:
+    worst = quote().worst_usd_per_hour
+    uncertain = quote(error_factor=ESTIMATE_ERROR, budget_usd=worst)
+    assert uncertain.worst_usd_per_hour == pytest.approx(ESTIMATE_ERROR * worst)
+    assert uncertain.deadline_seconds == pytest.approx(HOUR / ESTIMATE_ERROR)
+    assert uncertain.usd_per_hour == quote().usd_per_hour
 
 
 def test_what_earlier_sittings_spent_is_not_there_any_more() -> None:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from rehearsal import RECORD, Sandbox
+from rehearsal import RECORD, Sandbox, eventually
 
-from idletrain.cloud import leader_lease, record, teardown
+from idletrain.cloud import leader_lease, machine_log, record, teardown
 from idletrain.cloud.aws import requests, run_resources
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.patience import Patience
@@ -158,6 +158,37 @@ def test_the_bill_of_a_run_that_is_taken_down_does_not_go_on(
     assert Counter(event["kind"] for event in faults) == {"snapshot": 1, "instance_launched": 2, "instance_ended": 2}
     assert {event["instance"] for event in faults if event["kind"] == "instance_ended"} == set(machines)
     assert accrued(faults, time.time() + 3600).spent_usd == accrued(faults, time.time()).spent_usd > 0
+
+
+def test_machines_that_ended_long_before_the_run_is_taken_down_cost_nothing_since(
+    cloud: Sandbox, account: Account, prefix: S3Prefix
+) -> None:
+    marked, now = marks("night-lost"), time.time()
+    record.claim(prefix, replace(RECORD, run="night-lost", created=now - 3000, tags=marked))
+    (first, second) = make(cloud, account, "night-lost", marked)
+    there = {"kind": "instance_launched", "t": now - 3000, "s": 0.0, "role": "worker", "type": "m5.large"}
+    there |= {"zone": "eu-west-1a", "market": "spot", "usd_per_hour": 1.0, "on_demand_usd_per_hour": None}
+    last = {"kind": "snapshot", "t": now - 2500, "s": 500.0}  # and then the head's machine was lost
+    s3_mirror.append_events(prefix, [{**there, "instance": first}, {**there, "instance": second}, last])
+    cloud.ec2.terminate_instances(InstanceIds=[first, second])
+    eventually(lambda: not account.instances("night-lost"))
+    teardown.take_down(account, "night-lost", prefix)
+    ends = [event["t"] for event in s3_mirror.events(prefix) if event["kind"] == "instance_ended"]
+    assert ends == [pytest.approx(now - 2500 + machine_log.UNSEEN_CLOSES_SECONDS)] * 2
+
+
+def test_a_session_that_ends_leaves_the_one_after_it_alone(cloud: Sandbox, account: Account, prefix: S3Prefix) -> None:
+    old, new = marks("night-again"), run_tags("night-again", "s3://b/a/", "arn:me", "0", NOW + 60, NOW + 3600)
+    resumed = replace(RECORD, run="night-again", tags=new)
+    record.claim(prefix, resumed)
+    machines = make(cloud, account, "night-again", new)
+    teardown.take_down(account, "night-again", prefix, session=old["idletrain:created"])
+    assert sorted(machine.id for machine in account.instances("night-again")) == machines
+    assert len(cloud.inventory()["launch_templates"]) == 1
+    assert record.read(prefix).state == "running"
+    teardown.take_down(account, "night-again", prefix, session=new["idletrain:created"])
+    assert not any(cloud.inventory().values())
+    assert record.read(prefix).state == "ended"
 
 
 def test_a_machine_that_takes_its_run_down_is_left_to_end_by_itself(cloud: Sandbox, account: Account) -> None:
