@@ -19,6 +19,7 @@ from idletrain.providers.table import cloud_named
 from idletrain.quantities import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
+    from idletrain.cloud.teardown import Orphan
     from idletrain.job import Job
 
 CloudOption = Annotated[str, typer.Option(help="The cloud: aws, sandbox, or an installed provider's name.")]
@@ -94,9 +95,6 @@ def reap(
     all_regions: Annotated[bool, typer.Option("--all-regions", help="Look in all regions of the account.")] = False,
 ) -> None:
     """Find runs whose machines outlived their record, deadline or head, by tag, and end them."""
-    from idletrain.cloud import teardown
-    from idletrain.storage import S3Prefix
-
     grace = float(parse_seconds(older_than)) if older_than not in ("0", "0s") else 0.0
     faults: list[str] = []
     regions: list[str | None] = [*region] if region else [None]
@@ -104,21 +102,47 @@ def reap(
         with cloud_named(cloud).account(None) as account:
             regions = [*account.regions()]
     for searched in regions:
-        with cloud_named(cloud).account(searched) as account:
-            machines, now = account.instances(), time.time()
-            closed = teardown.over(account, machines, now)
-            orphans = teardown.orphans(machines, account.remnants(), now, grace, closed)
-            for orphan in orphans:
-                typer.echo(f"{account.region}: {orphan.run}: {orphan.why}" + ("" if yes else "; add --yes to end it"))
-                if yes:
-                    try:
-                        teardown.take_down(account, orphan.run, S3Prefix.at(orphan.prefix, account.s3))
-                    except IdletrainError as error:  # the others are ended nevertheless
-                        faults.append(str(error))
-            if not orphans:
-                typer.echo(f"{account.region}: nothing is left over")
+        try:
+            with cloud_named(cloud).account(searched) as account:
+                faults += _reap(account, grace, yes)
+        except RunError as error:  # one that the account may not look in hides nothing in the others
+            faults.append(f"{searched}: {error}" if searched else str(error))
     if faults:
         raise RunError("; ".join(faults))
+
+
+def _reap(account: Any, grace_seconds: float, yes: bool) -> list[str]:
+    """List a region's orphans, and with `yes` end them; return why some could not be ended."""
+    from idletrain.cloud import teardown
+    from idletrain.storage import S3Prefix
+
+    faults: list[str] = []
+    orphans = _orphans(account, grace_seconds)
+    for orphan in orphans:
+        typer.echo(f"{account.region}: {orphan.run}: {orphan.why}" + ("" if yes else "; add --yes to end it"))
+        if not yes:
+            continue
+        try:
+            if orphan != orphans[0] and orphan not in _orphans(
+                account, grace_seconds
+            ):  # ending the others took minutes
+                typer.echo(f"{account.region}: {orphan.run}: goes on again, and is left alone")
+                continue
+            teardown.take_down(account, orphan.run, S3Prefix.at(orphan.prefix, account.s3))
+        except IdletrainError as error:  # the others are ended nevertheless
+            faults.append(str(error))
+    if not orphans:
+        typer.echo(f"{account.region}: nothing is left over")
+    return faults
+
+
+def _orphans(account: Any, grace_seconds: float) -> list[Orphan]:
+    """Return a region's runs that nobody leads any more."""
+    from idletrain.cloud import teardown
+
+    machines, now = account.instances(), time.time()
+    closed = teardown.over(account, machines, now)
+    return teardown.orphans(machines, account.remnants(), now, grace_seconds, closed)
 
 
 @app.command(hidden=True)

@@ -107,8 +107,10 @@ def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]
             summary.status, why = "failed", written.failure
         elif written.state == "ended":
             summary.status = "taken down"
-        elif lost := lost_head(account.instances(written.fleet, (*ALIVE_STATES, *ENDED_STATES)), written, time.time()):
-            summary.status, why = "interrupted", lost
+        elif written.site.region == account.region:  # only there its machines are listed
+            machines = account.instances(written.fleet, (*ALIVE_STATES, *ENDED_STATES))
+            if lost := lost_head(machines, written, time.time()):
+                summary.status, why = "interrupted", lost
     return summary, why, events
 
 
@@ -126,6 +128,18 @@ def _count_trials(summary: Any, prefix: Any, sweep: SweepOrder) -> None:
     """Have the summary of a sweep count trials as that of a run does rounds."""
     results = stored_results(prefix, trial_names(prefix, sweep))
     summary.rounds, summary.total_rounds = sum(result.ended for result in results.values()), len(results)
+
+
+def billed_events(account: Any, prefix: Any) -> list[dict[str, Any]]:
+    """Return a run's events so far, and an end for each machine that is gone and whose end no head recorded."""
+    from idletrain.cloud import machine_log, record
+
+    events, written, now = read_events(prefix), record.read(prefix), time.time()
+    if written.site.region != account.region:
+        return events
+    alive = {machine.id for machine in account.instances(written.fleet)}
+    ends = machine_log.closing_records(events, alive, now)
+    return [*events, *(end for end in ends if end["instance"] not in alive)]
 
 
 def bill_of(events: list[dict[str, Any]], now: float) -> dict[str, float | None]:

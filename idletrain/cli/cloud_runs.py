@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from idletrain.cli.arguments import FoundCloud, FoundRun, Region, run_dir_of
 from idletrain.cli.cloud_records import (
     as_seen_from_here,
     bill_of,
+    billed_events,
     named_prefix,
     read_events,
     refuse_trial,
@@ -22,7 +24,7 @@ from idletrain.cli.cloud_records import (
     trained_now,
 )
 from idletrain.cli.places import events_of, find_run, seen_until
-from idletrain.errors import IdletrainError, RunError
+from idletrain.errors import DamageError, IdletrainError, RunError
 
 app = typer.Typer()
 
@@ -45,10 +47,12 @@ def down(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -> Non
         tagged = [item.tags.get(TAG + "prefix") for item in (*account.instances(run), *account.remnants(run))]
         if not place.run.startswith("s3://") and (tagged_prefix := next(filter(None, tagged), None)):
             prefix = named_prefix(account, tagged_prefix)  # of a run with a prefix of its own
-        if not (_recorded(account, prefix) or tagged):
+        if not ((home := _recorded_region(account, prefix)) or tagged):
             raise RunError(
                 f"there is no run {run} in {account.region}; name its region with --region, or its s3:// prefix"
             )
+        if home not in (None, account.region):  # S3 answers from everywhere, and only there machines are listed
+            raise RunError(f"run {run} is in {home}, not in {account.region}; add --region {home}")
         if not tagged:  # a trial has no machines
             refuse_trial(prefix, run)
         take_down(account, run, prefix)
@@ -67,9 +71,11 @@ def show_cost(
     place = find_run(name, cloud, region, here="otherwise")
     if place.cloud:
         with place.account() as account:
-            refuse_trial(named_prefix(account, place.run), place.name)
-    events = events_of(place)
-    totals = bill_of(events, seen_until(place, events))
+            refuse_trial(prefix := named_prefix(account, place.run), place.name)
+            totals = bill_of(billed_events(account, prefix), time.time())
+    else:
+        events = events_of(place)
+        totals = bill_of(events, seen_until(place, events))
     from idletrain.observe.report import cost_line
 
     typer.echo(json.dumps(totals) if as_json else cost_line(totals))
@@ -164,12 +170,17 @@ def dashboard(name: FoundRun, cloud: FoundCloud = None, region: Region = None) -
             raise RunError(f"the tunnel ended with exit code {error.returncode}; see above") from None
 
 
-def _recorded(account: Any, prefix: Any) -> bool:
-    """Return True if a run's record is below a prefix."""
+def _recorded_region(account: Any, prefix: Any) -> str | None:
+    """Return the region of the run whose record is below a prefix, as far as it can be read; None without a record."""
     from idletrain.cloud import record
 
     try:
         with account.explained():
-            return prefix.get(record.RUN_RECORD_KEY) is not None
+            if prefix.get(record.RUN_RECORD_KEY) is None:
+                return None
+            region: str = record.read(prefix).site.region
+            return region
+    except DamageError:  # of another version: it is ended all the same
+        return str(account.region)
     except IdletrainError:  # no such bucket, or not ours
-        return False
+        return None

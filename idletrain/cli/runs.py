@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from idletrain.cli.arguments import RUNS, Region
-from idletrain.cli.cloud_records import UNFINISHED_STATES, bill_of, named_prefix, run_status
+from idletrain.cli.cloud_records import UNFINISHED_STATES, bill_of, billed_events, named_prefix, run_status
 from idletrain.cli.places import Place, noted
 from idletrain.cli.printing import tell
 from idletrain.errors import IdletrainError, reading
@@ -114,7 +114,8 @@ def _cloud_line(account: Any, folder: Place, name: str) -> RunLine:
     try:
         summary, _, events = run_status(account, folder.run + name)
         has_machines = any(event["kind"] == "instance_launched" for event in events)  # a trial has those of its sweep
-        usd = bill_of(events, time.time())["spent_usd"] if has_machines else None
+        prefix = named_prefix(account, folder.run + name)
+        usd = bill_of(billed_events(account, prefix), time.time())["spent_usd"] if has_machines else None
     except IdletrainError as error:
         return RunLine(name, f"unreadable: {error}", place=folder.text)
     return replace(_line(name, summary, usd), place=folder.text)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 from idletrain import storage
 from idletrain.cli import cloud as cloud_commands
 from idletrain.cli.main import app
-from idletrain.cloud import record
+from idletrain.cloud import record, teardown
 from idletrain.cloud.aws import requests
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.patience import Patience
@@ -32,6 +33,7 @@ from idletrain.cloud.aws.provider import AwsProvider
 from idletrain.cloud.aws.run_resources import put_identities
 from idletrain.cloud.machines import run_tags
 from idletrain.cloud.sandbox import provider as sandbox
+from idletrain.cloud.teardown import Orphan
 from idletrain.cluster import certificates
 from idletrain.errors import JobError, RunError
 from idletrain.providers.protocol import LaunchRequest
@@ -122,6 +124,25 @@ def test_a_run_s_status_is_read_from_its_prefix(past: S3Prefix) -> None:
     assert past.url in output
     record.update(past, failure="the data is gone; bring it back")
     assert "night: failed: the data is gone; bring it back\n" in run("status", "past", "--cloud", "sandbox")
+
+
+def test_in_another_region_a_run_is_neither_ended_nor_lost(cloud: Sandbox, account: Account, past: S3Prefix) -> None:
+    record.update(past, created=time.time() - 300)
+    head = machine(cloud, "night", "head", market="on-demand")
+    elsewhere = ("--cloud", "aws", "--region", "us-east-1")
+    assert "is in eu-west-1, not in us-east-1; add --region eu-west-1" in run("down", past.url, *elsewhere, code=1)
+    assert record.read(past).state == "running"
+    assert [m.id for m in account.instances("night")] == [head]
+    assert "interrupted" not in run("status", past.url, *elsewhere)
+
+
+def test_a_lost_run_s_bill_ends_soon_after_its_head(account: Account, past: S3Prefix) -> None:
+    past.put("events.jsonl/000000000000000", "".join(json.dumps(e) + "\n" for e in EVENTS[:2]).encode())
+    said = {"v": 2, "t": 3600.0, "s": 3600.0, "kind": "waiting", "reason": "for workers"}
+    s3_mirror.append_events(past, [said])
+    cost = json.loads(run("cost", "past", "--cloud", "aws", "--json"))
+    assert cost["spent_usd"] == pytest.approx((3600 + 60) / 3600, rel=0.1)
+    assert cost["usd_per_hour"] == 0
 
 
 def test_a_run_whose_head_was_terminated_by_hand_is_interrupted_with_the_reason(
@@ -253,6 +274,27 @@ def test_what_is_left_over_in_another_region_is_found_and_ended(cloud: Sandbox, 
     assert "us-east-1: lost: its deadline has passed" in output
     assert "eu-west-1: nothing is left over" in output
     assert [g["GroupName"] for g in elsewhere.describe_security_groups()["SecurityGroups"]] == ["default"]
+
+
+def test_a_region_that_may_not_be_looked_in_hides_nothing_in_the_others(cloud: Sandbox, account: Account) -> None:
+    cloud.ask("POST", "fault", action="DescribeInstances", code="UnauthorizedOperation", status=403)
+    output = run("reap", "--region", "us-east-1", "--region", "eu-west-1", "--cloud", "sandbox", code=1)
+    assert "us-east-1: AWS refuses DescribeInstances: UnauthorizedOperation" in output
+    assert "eu-west-1: nothing is left over" in output
+
+
+def test_a_run_that_went_on_while_others_were_ended_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [Orphan(name, f"s3://b/{name}/", "it has no head") for name in ("a", "b", "c")]
+    looks = iter((found, found[:1] + found[2:], found[2:]))
+    ended: list[str] = []
+    monkeypatch.setattr(cloud_commands, "_orphans", lambda _account, _grace: next(looks))
+    monkeypatch.setattr(teardown, "take_down", lambda _account, run, _prefix: ended.append(run))
+    account = SimpleNamespace(region="eu-west-1", s3=None)
+    assert cloud_commands._reap(account, 600.0, yes=True) == []
+    assert ended == ["a", "c"]
+    assert "b: goes on again, and is left alone" in capsys.readouterr().out
 
 
 def test_without_an_account_nothing_is_tried(tmp_path: Path) -> None:

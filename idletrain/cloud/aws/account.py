@@ -204,8 +204,8 @@ class Account(Clients):
         """
         path, _, name = run_resources.parameter_name(run, "head").rpartition("/")
         with explained():
-            parameters = self.ssm.get_parameters_by_path(Path=path, WithDecryption=True)["Parameters"]
-            for parameter in parameters:
+            pages = self.ssm.get_paginator("get_parameters_by_path").paginate(Path=path, WithDecryption=True)
+            for parameter in (parameter for page in pages for parameter in page["Parameters"]):
                 if parameter["Name"] == f"{path}/{name}":
                     return Identity.from_json(parameter["Value"]).dashboard_token
         raise RunError(f"run {run} has no secrets any more: it has ended; see `idletrain status {run}`")

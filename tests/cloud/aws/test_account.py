@@ -11,7 +11,7 @@ import pytest
 from botocore.loaders import JSONFileLoader
 from rehearsal import Sandbox
 
-from idletrain.cloud.aws import doctor
+from idletrain.cloud.aws import doctor, run_resources
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.patience import Patience
 from idletrain.cloud.aws.run_resources import make_group, put_identities
@@ -183,3 +183,15 @@ def test_a_machine_can_leave_its_run_s_group(cloud: Sandbox, account: Account, s
     for remnant in account.remnants("night"):
         account.delete(remnant)
     assert cloud.state(there)["State"]["Name"] == "running"
+
+
+def test_a_dashboard_s_token_is_found_on_whatever_page_of_the_parameters_it_is(account: Account) -> None:
+    until = datetime.datetime.fromtimestamp(time.time() + 60, datetime.UTC)
+    identities = certificates.issue("night", ("head", "worker"), until)
+    for number in range(12):  # AWS lists ten a page
+        name = run_resources.parameter_name("night", f"a-{number:02d}")
+        account.ssm.put_parameter(Name=name, Value="{}", Type="SecureString")
+    put_identities(account, "night", identities, tags_of("night"), Patience())
+    assert account.dashboard_token("night") == identities["head"].dashboard_token
+    for remnant in account.remnants("night"):
+        account.delete(remnant)
