@@ -22,7 +22,7 @@ from idletrain.autotune import choose
 from idletrain.autotune.probe import probe_fleet
 from idletrain.cloud.controller import FleetController
 from idletrain.cloud.reconcile import Limits, why_stop
-from idletrain.cloud.record import MODEL_KEY, REPORT_KEY, SUMMARY_KEY, RunRecord
+from idletrain.cloud.record import MODEL_KEY, REPORT_KEY, SUMMARY_KEY, RunRecord, update
 from idletrain.cloud.workdir import RUNS, unpack
 from idletrain.cluster.identity import Identity
 from idletrain.errors import RefusedError, RunError
@@ -126,7 +126,7 @@ async def train(run: RunRecord, prefix: S3Prefix, identity: Identity, scheduler:
         mirroring.cancel()
         await asyncio.gather(mirroring, return_exceptions=True)
         await asyncio.to_thread(mirror.copy)
-    await asyncio.to_thread(_upload_results, job, prefix, outcome)
+    await asyncio.to_thread(_keep_results, job, prefix, outcome)
 
 
 async def _compose(job: Job, options: RunOptions, identity: Identity, scheduler: str) -> Composition:
@@ -195,11 +195,22 @@ async def watch_limits(
             return
 
 
+def _keep_results(job: Job, prefix: S3Prefix, outcome: RunOutcome) -> None:
+    """Upload a run's results; a run that is done is done, whatever the cloud refuses: its snapshot has the network."""
+    try:
+        _upload_results(job, prefix, outcome)
+    except Exception:
+        logger.exception("the results of %s cannot be written", job.name)
+        export = f"`idletrain export {job.name} --to model.safetensors` writes it from the run's snapshot"
+        with contextlib.suppress(Exception):
+            update(prefix, leftover=f"the model of {job.name} could not be written to {prefix.url}; {export}")
+
+
 def _upload_results(job: Job, prefix: S3Prefix, outcome: RunOutcome) -> None:
     """Write the model, the run's summary and its report below the prefix, for the user to fetch."""
     path = job.run_dir / MODEL_KEY
     save(load_run(job.run_dir).module().state_dict(), path)
-    prefix.put(MODEL_KEY, path.read_bytes())
+    prefix.put_file(MODEL_KEY, path)
     past = PastRun.of(job.name, list(read_records(job.run_dir / "events.jsonl")), time.time())
     prefix.put(SUMMARY_KEY, json.dumps(past.summary.as_record(), indent=1).encode())
     prefix.put(REPORT_KEY, report_page([past]).encode())

@@ -57,7 +57,7 @@ class RunRecord:
         most_slots: Largest number of slots used on one node.
         state: `running`, `ending` or `ended`.
         failure: Why the head node gave up, in a sentence, or empty.
-        leftover: What could not be ended and how to end it, in a sentence, or empty.
+        leftover: What could not be ended or written and what to do about it, in a sentence, or empty.
         command: Command line that started the run.
         allow_control: Whether the dashboard may drain and kill workers.
         sweep: The trials of a sweep; None of a run.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rehearsal import Sandbox, sleeping
+from rehearsal import RECORD, Sandbox, sleeping
 
 from idletrain.cloud import head_run, record, teardown
 from idletrain.cloud.aws.account import Account
@@ -19,6 +19,7 @@ from idletrain.cloud.controller import FleetController
 from idletrain.cluster import certificates, dask_scheduler
 from idletrain.cluster.local import LocalFleet
 from idletrain.job_file import parse_job
+from idletrain.rounds.coordinator import RunOutcome
 from idletrain.rounds.durable import s3_mirror
 from idletrain.storage import S3Prefix
 
@@ -69,6 +70,15 @@ def test_what_a_job_leaves_open_is_chosen_and_a_machine_lost_behind_the_last_rou
     teardown.take_down(account, run.run, prefix)
     ends = [e for e in s3_mirror.events(prefix) if e["kind"] == "instance_ended"]
     assert [(e["instance"], e["reason"]) for e in ends] == [(lost, "Server.SpotInstanceTermination")]
+
+
+def test_results_that_cannot_be_written_fail_no_run_and_are_told(account: Account, prefix: S3Prefix) -> None:
+    record.claim(prefix, RECORD)
+    job = parse_job({**DIGITS, "name": "no-such-run"})
+    head_run._keep_results(job, prefix, RunOutcome("completed", 2, "", None, None))
+    told = record.read(prefix).leftover
+    assert told.startswith(f"the model of no-such-run could not be written to {prefix.url}; `idletrain export no-such")
+    assert record.read(prefix).failure == ""
 
 
 def _lose_at_the_end(patch: pytest.MonkeyPatch, cloud: Sandbox, controller: FleetController, machine: str) -> None:
