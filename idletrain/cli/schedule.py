@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import json
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 
 import typer
 
+from idletrain.cli.printing import tell
 from idletrain.errors import IdletrainError, JobError, reading
 from idletrain.schedules.cron import LocalTrigger
 
@@ -108,19 +109,11 @@ def add(
     if budget and not varied:
         faults.append("--budget: is of the runs of --set; write nodes.budget_usd into the job")
     settings = _checked(schedule, store, faults)
-    store.add(schedule)
-    try:
-        _install(schedule, settings, store)
-    except BaseException:
-        with contextlib.suppress(IdletrainError):
-            _uninstall(schedule, store)
-        store.remove(name)
-        raise
+    _add(schedule, settings, store)
     following = next(times.times(cron, schedule.tz, schedule.created))
     typer.echo(f"{name}: next on {_local(following, schedule)}, by {trigger}")
     if trigger == LocalTrigger.loop:
-        place = f" --directory {directory}" if directory else ""
-        typer.echo(f"keep `idletrain schedule run{place}` running: it starts what is due")
+        typer.echo(f"keep `idletrain schedule run{_option(store)}` running: it starts what is due")
     if trigger == LocalTrigger.systemd:
         typer.echo("it runs while you are logged in; for always: loginctl enable-linger")
 
@@ -259,15 +252,40 @@ def _provider_faults(schedule: Schedule, job: Job | None) -> Sequence[str]:
     return provider.faults(job) if job else ()
 
 
+def _add(schedule: Schedule, job: Job, store: ScheduleStore) -> None:
+    """Store a schedule and install what starts it; if that fails, leave neither, or both until they can be removed."""
+    kept = None
+    if schedule.starts_in_cloud:
+        schedule, job = _cloud_schedules(schedule.on).resolved(schedule, job)
+        kept = json.dumps(job.as_tree())  # the job that the cloud runs from now on
+    store.add(schedule, kept)
+    try:
+        _install(schedule, job, store)
+    except BaseException:
+        _withdraw(schedule, store)
+        raise
+
+
+def _withdraw(schedule: Schedule, store: ScheduleStore) -> None:
+    """Remove a schedule that could not be added; keep it if what starts it may be left, so that it can be seen."""
+    try:
+        _uninstall(schedule, store)
+    except (IdletrainError, KeyboardInterrupt) as error:
+        why = f" ({error})" if str(error) else ""
+        tell(
+            f"something that starts {schedule.name} may be left{why}; "
+            f"repeat `idletrain schedule remove {schedule.name}{_option(store)}`"
+        )
+    else:
+        store.remove(schedule.name)
+
+
 def _install(schedule: Schedule, job: Job, store: ScheduleStore) -> None:
     from idletrain.schedules.cron import wake_minutes
 
     if schedule.starts_in_cloud:
         from importlib.metadata import version
 
-        store.path(schedule.name, "job").write_text(
-            json.dumps(job.as_tree())
-        )  # the job that the cloud runs from now on
         _cloud_schedules(schedule.on).install(schedule, job, _packed(job), version("idletrain"))
     elif schedule.on != LocalTrigger.loop:
         _triggers()[schedule.on].install(schedule.name, wake_minutes(schedule.cron), _command(schedule.name, store))
@@ -275,7 +293,7 @@ def _install(schedule: Schedule, job: Job, store: ScheduleStore) -> None:
 
 def _uninstall(schedule: Schedule, store: ScheduleStore) -> None:
     if schedule.starts_in_cloud:
-        _cloud_schedules(schedule.on).remove(schedule.name, _job_in_cloud(schedule, store))
+        _cloud_schedules(schedule.on).remove(schedule, _job_in_cloud(schedule, store))
     elif schedule.on != LocalTrigger.loop:
         _triggers()[schedule.on].remove(schedule.name)
 
@@ -342,7 +360,17 @@ def _command(name: str, store: ScheduleStore) -> list[str]:
 def _store(directory: Path | None) -> ScheduleStore:
     from idletrain.schedules.store import ScheduleStore
 
-    return ScheduleStore(directory or _config_home() / "idletrain" / "schedules")
+    return ScheduleStore(directory or _usual_directory())
+
+
+def _option(store: ScheduleStore) -> str:
+    """Return the option that names a store's directory, after a space; empty for the usual one."""
+    usual = _usual_directory().absolute()
+    return "" if store.directory == usual else f" --directory {shlex.quote(str(store.directory))}"
+
+
+def _usual_directory() -> Path:
+    return _config_home() / "idletrain" / "schedules"
 
 
 def _config_home() -> Path:
@@ -358,7 +386,7 @@ def _last(schedule: Schedule, store: ScheduleStore) -> list[tuple[Execution, boo
     from idletrain.schedules.execute import running
 
     if schedule.starts_in_cloud:
-        return _cloud_schedules(schedule.on).history(schedule.name, _job_in_cloud(schedule, store), LAST_SHOWN)
+        return _cloud_schedules(schedule.on).history(schedule, _job_in_cloud(schedule, store), LAST_SHOWN)
     history, held = store.history(schedule.name), running(store, schedule.name)
     newest = next((e for e in reversed(history) if e.started), None)
     return [(e, held and e is newest) for e in history[-LAST_SHOWN:]]

@@ -102,8 +102,16 @@ class CloudSchedules(Protocol):
         """
         ...
 
+    def resolved(self, schedule: Schedule, job: Job) -> tuple[Schedule, Job]:
+        """Return both with the account and the region that hold from now on, whatever is configured later.
+
+        Raises:
+            JobError: something that the job names is missing there, or another schedule has the name.
+        """
+        ...
+
     def install(self, schedule: Schedule, job: Job, packed: bytes | None, version: str) -> None:
-        """Install a schedule, replacing what an earlier try has left.
+        """Install a schedule that is resolved, replacing what an earlier try has left.
 
         Args:
             schedule: When the job starts.
@@ -113,11 +121,11 @@ class CloudSchedules(Protocol):
         """
         ...
 
-    def remove(self, name: str, job: Job) -> None:
-        """Delete everything that `install` created; what is gone is no error."""
+    def remove(self, schedule: Schedule, job: Job) -> None:
+        """Delete everything that `install` created; what is gone is no error, and another's schedule stays."""
         ...
 
-    def history(self, name: str, job: Job, count: int) -> list[tuple[Execution, bool]]:
+    def history(self, schedule: Schedule, job: Job, count: int) -> list[tuple[Execution, bool]]:
         """Return a schedule's last executions, the oldest first, each with whether its run is still running."""
         ...
 

@@ -55,6 +55,7 @@ class Schedule:
         created: When it was created; earlier times are never due.
         varied: Settings and their values (`PATH=A,B`), if the job is trained with each by `idletrain sweep`.
         budget: What such a sweep may cost each time, as `--budget` takes it, or empty.
+        account: The account of the cloud that starts it, or empty.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Schedule:
     created: datetime
     varied: tuple[str, ...] = ()
     budget: str = ""
+    account: str = ""
 
     @property
     def starts_in_cloud(self) -> bool:

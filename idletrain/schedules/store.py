@@ -1,6 +1,7 @@
 """Store schedules: one JSON file each in a directory, with its history and its lease beside it.
 
 NAME.json            the schedule; locked while its history is read and written
+NAME.job             the job that a cloud runs, if one starts it
 NAME.history.jsonl   the last executions, one a line
 NAME.lease           locked by the running execution, and by the run it started
 NAME.waiting         locked by the one execution that may wait for it
@@ -56,9 +57,11 @@ class ScheduleStore:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamageError(f"{path} is not a schedule ({error}); remove it and add the schedule again") from None
 
-    def add(self, schedule: Schedule) -> None:
-        """Write a schedule to its file."""
+    def add(self, schedule: Schedule, job: str | None = None) -> None:
+        """Write a schedule to its file, after the job that a cloud runs, without which it could not be removed."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        if job is not None:
+            write_whole(self.path(schedule.name, "job"), job.encode())
         content = json.dumps(_plain(schedule), indent=1) + "\n"
         write_whole(self.path(schedule.name, "json"), content.encode())
 

@@ -24,6 +24,7 @@ from waiting import until
 
 from idletrain.cli import schedule
 from idletrain.cloud.aws.account import Account
+from idletrain.cloud.aws.schedules import eventbridge
 from idletrain.cluster import forked_processes
 from idletrain.errors import JobError, RunError
 from idletrain.schedules.cron import Execution
@@ -309,6 +310,100 @@ def test_a_schedule_on_aws_needs_no_machine_of_ours(machine: UserMachine, accoun
     machine.output("remove", "nightly")
     assert client.list_schedules()["Schedules"] == []
     assert list(machine.book.directory.iterdir()) == []
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """Have AWS refuse the requests of a function of `eventbridge`."""
+
+    def refused(*_: Any) -> None:
+        raise RunError("AWS refuses; ask again")
+
+    monkeypatch.setattr(eventbridge, function, refused)
+
+
+def on_aws(account: Account) -> list[str]:
+    return [schedule["Name"] for schedule in account.client("scheduler").list_schedules()["Schedules"]]
+
+
+@pytest.mark.parametrize("directory", [(), ("--directory", "other place")], ids=["usual", "another"])
+def test_what_a_failed_add_may_have_left_is_kept_until_it_is_removed(
+    machine: UserMachine, account: Account, monkeypatch: pytest.MonkeyPatch, directory: tuple[str, ...]
+) -> None:
+    (machine.path / "job.yaml").write_text(GOOD + ON_AWS)
+    install = eventbridge.install
+    with monkeypatch.context() as faulty:
+
+        def unanswered(*arguments: Any) -> None:
+            install(*arguments)
+            refuse(faulty, "remove")
+            raise RunError("AWS cannot be reached; check the network")
+
+        faulty.setattr(eventbridge, "install", unanswered)
+        result = machine.say(*NIGHTLY, "--on", "aws", *directory)
+    assert str(result.exception) == "AWS cannot be reached; check the network"
+    option = f" --directory '{machine.path}/other place'" if directory else ""
+    repeat = f"repeat `idletrain schedule remove nightly{option}`"
+    assert f"idletrain: something that starts nightly may be left (AWS refuses; ask again); {repeat}\n" in result.stderr
+    assert on_aws(account) == ["idletrain-nightly"]
+    assert "nightly: 0 2 * * *" in machine.output("list", *directory)
+    machine.output("remove", "nightly", *directory)
+    assert on_aws(account) == []
+    machine.output(*NIGHTLY, "--on", "aws", *directory)
+    assert on_aws(account) == ["idletrain-nightly"]
+
+
+def test_a_failed_add_that_leaves_nothing_can_be_repeated(
+    machine: UserMachine, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine.path / "job.yaml").write_text(GOOD + ON_AWS)
+    with monkeypatch.context() as refusing:
+        refuse(refusing, "install")
+        assert isinstance(machine.say(*NIGHTLY, "--on", "aws").exception, RunError)
+    assert list(machine.book.directory.iterdir()) == []
+    machine.output(*NIGHTLY, "--on", "aws")
+    assert on_aws(account) == ["idletrain-nightly"]
+
+
+def test_a_name_that_another_machine_has_taken_is_refused(machine: UserMachine, account: Account) -> None:
+    (machine.path / "job.yaml").write_text(GOOD + ON_AWS)
+    machine.output(*NIGHTLY, "--on", "aws", "--directory", "another-machine")
+    (first, second) = machine.faults(*NIGHTLY, "--on", "aws")
+    assert first.startswith("NAME: AWS in eu-west-1 has a schedule nightly that was not added here; choose another")
+    assert second.startswith("NAME: s3://idletrain-test/team/schedules/nightly/ has a schedule nightly")
+    assert not machine.book.directory.exists()
+    assert "last  never" in machine.output("list", "--directory", "another-machine")
+    machine.output("remove", "nightly", "--directory", "another-machine")
+    assert on_aws(account) == []
+    machine.output(*NIGHTLY, "--on", "aws")
+
+
+def test_a_schedule_stays_in_the_region_in_which_it_was_added(
+    machine: UserMachine, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine.path / "job.yaml").write_text(GOOD + ON_AWS.replace("region: eu-west-1, ", ""))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    machine.output(*NIGHTLY, "--on", "aws")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    assert "last  never" in machine.output("list")
+    machine.output("remove", "nightly")
+    assert on_aws(account) == []
+
+
+def test_a_schedule_of_another_account_is_not_taken_for_gone(
+    machine: UserMachine, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machine.path / "job.yaml").write_text(GOOD + ON_AWS)
+    machine.output(*NIGHTLY, "--on", "aws")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(Account, "number", "999999999999")
+        error = machine.say("remove", "nightly").exception
+    assert str(error) == (
+        "schedule nightly is in AWS account 123456789012, but the credentials are of 999999999999; set AWS_PROFILE to "
+        "a profile of 123456789012"
+    )
+    assert machine.book.names() == ["nightly"]
+    machine.output("remove", "nightly")
+    assert on_aws(account) == []
 
 
 def test_an_account_out_of_reach_hides_no_other_schedule(

@@ -135,7 +135,8 @@ def stored(content: bytes) -> object:
             "r/summary.json": content,
         }
         job = Job.model_validate({**JOB, "checkpoint": {"to": "s3://b/runs"}})
-        return resources.history(SimpleNamespace(s3=Bucket(objects), bucket="b"), "night", job, 9)
+        account = SimpleNamespace(s3=Bucket(objects), bucket="b", region=RECORD.site.region, instances=lambda *_: [])
+        return resources.history(account, "night", job, 9)
     file_of(content, "prices/offerings.aws.json")
     client = SimpleNamespace(meta=SimpleNamespace(endpoint_url="https://aws"))
     return pricing.PriceCache(Path("prices"), lambda: NOW).get(client, "offerings", pricing.OFFERINGS, 600, dict)

@@ -36,6 +36,14 @@ def test_a_schedule_is_read_as_it_was_added(book: ScheduleStore) -> None:
     assert book.get("c") == sweep
 
 
+def test_the_job_of_a_cloud_is_kept_beside_it(book: ScheduleStore) -> None:
+    book.add(schedule(), "{}")
+    assert book.path("nightly", "job").read_text() == "{}"
+    assert book.names() == ["nightly"]
+    book.remove("nightly")
+    assert list(book.directory.iterdir()) == []
+
+
 def test_an_unknown_schedule_is_a_sentence(book: ScheduleStore) -> None:
     with pytest.raises(JobError, match="there is no schedule nightly; there are: none"):
         book.get("nightly")

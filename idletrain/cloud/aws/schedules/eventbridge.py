@@ -117,9 +117,23 @@ def run_instances(schedule: Schedule, starter: StarterSpec) -> dict[str, Any]:
     tags = {**starter.tags, f"{TAG}created": SCHEDULED_TIME}
     return body | {
         # Contains the time and not the attempt: a retry after a lost answer must not start a second machine.
-        "ClientToken": f"{_digest(schedule.name, schedule.created)[:32]}-{SCHEDULED_TIME}",
+        "ClientToken": f"{schedule_id(schedule)}-{SCHEDULED_TIME}",
         "TagSpecifications": requests.tagged(tags, "instance", "volume"),
     }
+
+
+def schedule_id(schedule: Schedule) -> str:
+    """Return what tells a schedule from others of its name: those that were removed, and those added elsewhere."""
+    return _digest(schedule.name, schedule.created)[:32]
+
+
+def is_own(client: Any, schedule: Schedule) -> bool | None:
+    """Return whether the schedule of this name on AWS is this one; None if there is none."""
+    try:
+        stored = client.get_schedule(Name=_aws_name(schedule.name))
+    except client.exceptions.ResourceNotFoundException:
+        return None
+    return schedule_id(schedule) in stored["Target"].get("Input", "")
 
 
 def install(client: Any, schedule: Schedule, starter: StarterSpec) -> None:

@@ -11,10 +11,10 @@ import re
 from collections.abc import Collection
 from datetime import datetime
 
-from idletrain.cloud import record, workdir
+from idletrain.cloud import follow, record, workdir
 from idletrain.cloud.aws import doctor, iam, requests, run_resources, user_data
 from idletrain.cloud.aws.account import Account
-from idletrain.cloud.aws.errors import explained
+from idletrain.cloud.aws.errors import explained, ignoring
 from idletrain.cloud.aws.patience import Patience
 from idletrain.cloud.aws.schedules import eventbridge
 from idletrain.cloud.machines import TAG, Instance, LaunchSite, LeftoverResource, Pool
@@ -22,15 +22,31 @@ from idletrain.errors import JobError, RunError, reading
 from idletrain.job import Job
 from idletrain.observe.records import DONE_STATUSES
 from idletrain.schedules.cron import Execution, Schedule, run_name
-from idletrain.storage import S3Prefix
+from idletrain.storage import ConflictError, S3Prefix
 
+CLAIM = "claim"  # the id of the schedule whose job and records the prefix holds
 JOB = "job.json"
 EXECUTIONS = "executions/"
 STARTER_SECONDS = 1800.0  # to boot, read prices and start a head node; then the machine ends by itself
 
 
+def faults(account: Account, schedule: Schedule, job: Job) -> list[str]:
+    """Return why an account cannot run a job by itself, one sentence each: what is missing, or a name that is taken."""
+    prefix = prefix_of(account, schedule.name, job)
+    with explained():
+        bucket = doctor.missing_bucket(account, prefix.bucket)
+        image = doctor.missing_image(account, job.cloud.image or "")
+        taken = eventbridge.is_own(account.client("scheduler"), schedule) is False
+        places = [f"AWS in {account.region}"] if taken else []
+        if not bucket and not _may_hold(prefix, schedule):
+            places.append(prefix.url)
+    return [fault for fault in (bucket, image) if fault] + [_taken(schedule.name, place) for place in places]
+
+
 def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None, version: str) -> None:
     """Create all resources, replacing those of an earlier try; EventBridge's last, so that it starts no half.
+
+    There must be no `faults`.
 
     Args:
         account: The AWS account.
@@ -40,19 +56,13 @@ def install(account: Account, schedule: Schedule, job: Job, packed: bytes | None
         version: Version of idletrain.
 
     Raises:
-        JobError: the job's bucket or image does not exist.
+        JobError: another schedule took the name meanwhile, or no zone offers the head's type.
         RunError: AWS refuses.
     """
-    with explained():
-        missing = (
-            doctor.missing_bucket(account, runs_of(account, job).bucket),
-            doctor.missing_image(account, job.cloud.image or ""),
-        )
-    if faults := [fault for fault in missing if fault]:
-        raise JobError(faults)
-    remove(account, schedule.name, job)
+    remove(account, schedule, job)
     prefix = prefix_of(account, schedule.name, job)
     with explained():
+        _claim(prefix, schedule)
         prefix.put(JOB, json.dumps(job.as_tree(), indent=1).encode())
         if packed is not None:
             prefix.put(workdir.WORKDIR_KEY, packed)
@@ -84,20 +94,59 @@ def _starter_pool(account: Account, job: Job, site: LaunchSite) -> Pool:
     return Pool("on-demand", job.cloud.head, zones[0])
 
 
-def remove(account: Account, name: str, job: Job) -> None:
-    """Delete everything that `install` created, EventBridge's schedule first; what is gone is no error."""
+def remove(account: Account, schedule: Schedule, job: Job) -> None:
+    """Delete everything that `install` created, EventBridge's schedule first; what is gone is no error.
+
+    What belongs to another schedule of this name stays.
+    """
+    client = account.client("scheduler")
+    with explained():
+        free = eventbridge.is_own(client, schedule) is not False
+        if free:
+            eventbridge.remove(client, schedule.name)
+    if free:
+        _remove_starter(account, schedule.name)
+    prefix = prefix_of(account, schedule.name, job)
+    with explained(), ignoring(("NoSuchBucket",)):
+        if _may_hold(prefix, schedule):
+            prefix.delete(prefix.names())
+
+
+def _remove_starter(account: Account, name: str) -> None:
+    """Delete the launch template and the group of starters, which are of the one schedule of this name in a region."""
     own_tag = [{"Name": f"tag:{TAG}schedule", "Values": [name]}]
     with explained():
-        eventbridge.remove(account.client("scheduler"), name)
         templates = account.ec2.describe_launch_templates(Filters=own_tag)["LaunchTemplates"]
         groups = account.ec2.describe_security_groups(Filters=own_tag)["SecurityGroups"]
     for template in templates:
         account.delete(LeftoverResource("template", template["LaunchTemplateId"], {}))
     for group in groups:
         account.delete(LeftoverResource("group", group["GroupId"], {}))
-    prefix = prefix_of(account, name, job)
-    with explained():
-        prefix.delete(prefix.names())
+
+
+def _may_hold(prefix: S3Prefix, schedule: Schedule) -> bool:
+    """Return whether a prefix is a schedule's, or nobody's."""
+    claim = prefix.get(CLAIM)
+    return claim is None or claim.content == eventbridge.schedule_id(schedule).encode()
+
+
+def _claim(prefix: S3Prefix, schedule: Schedule) -> None:
+    """Take a prefix for a schedule.
+
+    Raises:
+        JobError: another schedule has taken it.
+    """
+    try:
+        prefix.put_if(CLAIM, eventbridge.schedule_id(schedule).encode(), None)
+    except ConflictError:
+        raise JobError(_taken(schedule.name, prefix.url)) from None
+
+
+def _taken(name: str, place: str) -> str:
+    return (
+        f"NAME: {place} has a schedule {name} that was not added here; choose another name, or run `idletrain schedule "
+        f"remove {name}` where it was added"
+    )
 
 
 def prefix_of(account: Account, name: str, job: Job) -> S3Prefix:
@@ -138,10 +187,10 @@ def history(account: Account, name: str, job: Job, count: int) -> list[tuple[Exe
     with reading(f"a record in {prefix.url}", "take it away"), explained():
         stored = [prefix.get(key) for key in prefix.names(EXECUTIONS)[-count:]]
         records = [json.loads(item.content) for item in stored if item]
-        return [_outcome(runs_of(account, job), fields) for fields in records]
+        return [_outcome(account, runs_of(account, job), fields) for fields in records]
 
 
-def _outcome(runs: S3Prefix, fields: dict[str, str]) -> tuple[Execution, bool]:
+def _outcome(account: Account, runs: S3Prefix, fields: dict[str, str]) -> tuple[Execution, bool]:
     due = datetime.fromisoformat(fields["due"])
     if fields["note"]:
         return Execution(due=due, run=fields["run"], note=fields["note"]), False
@@ -150,10 +199,13 @@ def _outcome(runs: S3Prefix, fields: dict[str, str]) -> tuple[Execution, bool]:
         run_record = record.read(runs.below(execution.run))
     except RunError:
         return execution, False
-    if run_record.state != "ended" and not run_record.failure:
+    unended = run_record.state != "ended" and not run_record.failure
+    if unended and not follow.head_is_lost(account, run_record):
         return execution, True
     summary = runs.below(execution.run).get(record.SUMMARY_KEY)
     completed = summary is not None and json.loads(summary.content)["status"] in DONE_STATUSES
+    if unended and not completed:  # a head that is lost has no exit code
+        return execution, False
     exit_code = 0 if completed and not run_record.failure else RunError.exit_code
     return dataclasses.replace(execution, exit_code=exit_code), False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,7 @@ from nightly import a_schedule
 
 from idletrain.cloud import record
 from idletrain.cloud.aws.account import Account
-from idletrain.cloud.aws.schedules import resources
+from idletrain.cloud.aws.schedules import eventbridge, resources
 from idletrain.cloud.machines import Instance, LaunchSite, Pool
 from idletrain.cloud.reconcile import DesiredFleet
 from idletrain.cloud.record import RunRecord
@@ -23,6 +24,7 @@ from idletrain.errors import JobError
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.schedules.cron import result, run_name
+from idletrain.storage import S3Prefix
 
 REGION = "eu-west-1"
 BUCKET = "idletrain-test"
@@ -90,13 +92,59 @@ def things(account: Account) -> dict[str, int]:
 def test_everything_is_made_and_taken_away_again(account: Account) -> None:
     nothing = dict.fromkeys(things(account), 0)
     resources.install(account, NIGHTLY, a_job(), b"code", "1.0")
-    assert things(account) == {"schedules": 1, "templates": 1, "groups": 1, "objects": 2}
+    assert things(account) == {"schedules": 1, "templates": 1, "groups": 1, "objects": 3}
+    assert resources.faults(account, NIGHTLY, a_job()) == []
     resources.install(account, NIGHTLY, a_job(), None, "1.0")  # replaces what an earlier try may have left
-    assert things(account) == {"schedules": 1, "templates": 1, "groups": 1, "objects": 1}
+    assert things(account) == {"schedules": 1, "templates": 1, "groups": 1, "objects": 2}
     assert account.remnants() == []  # nothing of it is a run's: what clears up after runs leaves it alone
-    resources.remove(account, "nightly", a_job())
+    resources.remove(account, NIGHTLY, a_job())
     assert things(account) == nothing
-    resources.remove(account, "nightly", a_job())
+    resources.remove(account, NIGHTLY, a_job())
+
+
+def test_a_schedule_without_its_bucket_is_taken_away_all_the_same(account: Account) -> None:
+    resources.install(account, NIGHTLY, a_job(), None, "1.0")
+    prefix = S3Prefix.at(f"s3://{BUCKET}", account.s3)
+    prefix.delete(prefix.names())
+    account.s3.delete_bucket(Bucket=BUCKET)
+    resources.remove(account, NIGHTLY, a_job())
+    assert account.client("scheduler").list_schedules()["Schedules"] == []
+
+
+OTHERS = a_schedule(created=CREATED.replace(day=2))  # of the same name, added on another machine
+ELSEWHERE = {"to": f"s3://{BUCKET}/another-team/"}
+
+
+@pytest.mark.parametrize(
+    ("job", "place"),
+    [
+        (a_job(), "AWS in eu-west-1"),
+        (a_job(checkpoint=ELSEWHERE), "AWS in eu-west-1"),
+        (a_job(cloud={"region": "eu-west-2"}), f"s3://{BUCKET}/team/schedules/nightly/"),
+    ],
+    ids=["same-place", "other-prefix", "other-region"],
+)
+def test_another_schedule_of_the_same_name_is_neither_replaced_nor_taken_away(
+    account: Account, job: Job, place: str
+) -> None:
+    resources.install(account, OTHERS, a_job(), None, "1.0")
+    before = things(account)
+    here = Account(job.cloud.region)
+    assert resources.faults(here, NIGHTLY, job)[0] == (
+        f"NAME: {place} has a schedule nightly that was not added here; choose another name, or run `idletrain "
+        "schedule remove nightly` where it was added"
+    )
+    resources.remove(here, NIGHTLY, job)
+    assert things(account) == before
+    assert eventbridge.is_own(account.client("scheduler"), OTHERS)
+
+
+def test_a_name_that_is_taken_between_look_and_install_stays_taken(account: Account) -> None:
+    resources.install(account, OTHERS, a_job(), None, "1.0")
+    before = things(account)
+    with pytest.raises(JobError, match="was not added here"):
+        resources.install(account, NIGHTLY, a_job(), None, "1.0")
+    assert things(account) == before
 
 
 def test_a_starter_can_be_started_from_what_was_made(account: Account) -> None:
@@ -125,9 +173,7 @@ def test_a_starter_can_be_started_from_what_was_made(account: Account) -> None:
 def test_a_bucket_or_an_image_that_is_not_there_is_a_sentence_and_makes_nothing(account: Account) -> None:
     nothing, image = things(account), f"123456789012.dkr.ecr.{REGION}.amazonaws.com/idletrain:9"
     incomplete = a_job(checkpoint={"to": "s3://another/"}, cloud={"image": image})
-    with pytest.raises(JobError) as refused:
-        resources.install(account, NIGHTLY, incomplete, None, "1.0")
-    assert [fault.split(";")[0] for fault in refused.value.faults] == [
+    assert [fault.split(";")[0] for fault in resources.faults(account, NIGHTLY, incomplete)] == [
         "checkpoint.to: there is no bucket another",
         f"cloud.image: there is no {image}",
     ]
@@ -147,13 +193,33 @@ def test_the_history_tells_what_came_of_each_time(account: Account) -> None:
         due = CREATED.replace(day=day)
         resources.note(prefix, "nightly", due)
         run = run_name("nightly", due)
-        record.claim(runs.below(run), dataclasses.replace(RECORD, run=run, state=state, failure=failure))
+        written = dataclasses.replace(RECORD, run=run, state=state, failure=failure, created=time.time())
+        record.claim(runs.below(run), written)  # just now: the head of the one that runs may appear yet
         if came_of_it:
             runs.below(run).put(record.SUMMARY_KEY, json.dumps({"status": came_of_it}).encode())
     resources.note(prefix, "nightly", CREATED.replace(day=4), "skipped: still running")
     results = [result(e, running=on) for e, on in resources.history(account, "nightly", a_job(), 5)]
     assert results == ["done", "failed with 1", "running", "skipped: still running", "failed with 1"]
     assert len(resources.history(account, "nightly", a_job(), 3)) == 3
+
+
+def test_a_run_whose_head_is_gone_is_interrupted_and_not_running(account: Account) -> None:
+    due, run = CREATED, run_name("nightly", CREATED)
+    prefix = resources.runs_of(account, a_job()).below(run)
+    tags = {"idletrain:run": run, "idletrain:role": "head", "idletrain:created": "now"}
+    resources.note(resources.prefix_of(account, "nightly", a_job()), "nightly", due)
+    record.claim(prefix, dataclasses.replace(RECORD, run=run, tags=tags, created=time.time()))
+    tagged = [{"ResourceType": "instance", "Tags": [{"Key": k, "Value": v} for k, v in tags.items()]}]
+    started = account.ec2.run_instances(ImageId="ami-12c6146b", MinCount=1, MaxCount=1, TagSpecifications=tagged)
+
+    def shown() -> list[str]:
+        return [result(e, running=on) for e, on in resources.history(account, "nightly", a_job(), 1)]
+
+    assert shown() == ["running"]
+    account.terminate([started["Instances"][0]["InstanceId"]])
+    assert shown() == ["interrupted"]
+    prefix.put(record.SUMMARY_KEY, json.dumps({"status": "completed"}).encode())  # it could write this, and no more
+    assert shown() == ["done"]
 
 
 def machine(run: str, role: str) -> Instance:
