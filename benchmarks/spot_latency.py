@@ -113,8 +113,8 @@ class SpotRun:
         urllib.request.urlopen(request, timeout=30).close()
 
     def end(self) -> None:
-        """Stop it as Ctrl-C does, which takes the sandbox down."""
-        self.process.send_signal(2)
+        """Stop it in order, which takes the sandbox down."""
+        self.process.terminate()  # as Ctrl-C does, which a shell in the background may have it ignore
         self.process.wait(LONGEST_RUN_SECONDS)
 
     def _wait(self, condition: Any) -> None:
