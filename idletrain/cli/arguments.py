@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from idletrain.errors import JobError
 from idletrain.quantities import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -51,6 +52,31 @@ def read_job_file(path: Path, nodes: int | None, name: str | None = None) -> Job
     tree |= {"name": name} if name else {}
     tree |= {"nodes": {**tree.get("nodes", {}), "count": nodes}} if nodes else {}
     return parse_job(tree)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Open a file for writing before the work whose result it gets, so that a fault shows at once.
+
+    Raises:
+        JobError: it cannot be written.
+    """
+    is_new = not path.exists()
+    write_output(path, None, option)
+    if is_new:
+        path.unlink()
+
+
+def write_output(path: Path, content: str | None, option: str) -> None:
+    """Write the file that an option names; with None, only open it.
+
+    Raises:
+        JobError: it cannot be written.
+    """
+    try:
+        with path.open("a" if content is None else "w") as file:
+            file.write(content or "")
+    except OSError as error:
+        raise JobError(f"{option}: {path} cannot be written ({error.strerror}); name another") from None
 
 
 def run_dir_of(run: str) -> Path:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from idletrain import storage
+from idletrain.cli.arguments import check_writable, write_output
 from idletrain.cli.printing import tell
 from idletrain.errors import JobError, RefusedError, RunError, user_code
 
@@ -73,15 +74,15 @@ def fabric(
     if out.suffix != ".json":
         raise JobError(f"--out: {out} should end in .json; the page goes beside it, as .html")
     for file in (out, out.with_suffix(".html")):
-        _check_writable(file)
+        check_writable(file, "--out")
     from rich.console import Console
 
     from idletrain.fabric.analysis import page, tables
 
     measured = asyncio.run(_measure(scheduler, nodes, preset))
     Console().print(tables.terminal_text(measured))
-    _write(out, measured.as_json())
-    _write(out.with_suffix(".html"), page.fabric_page(measured))
+    write_output(out, measured.as_json(), "--out")
+    write_output(out.with_suffix(".html"), page.fabric_page(measured), "--out")
     typer.echo(f"{out}, {out.with_suffix('.html')}")
 
 
@@ -209,21 +210,5 @@ def _compare(first: Path, second: Path, to: Path | None) -> None:
     Console().print(tables.comparison_text(differences))
     if to:
         html = to.with_suffix(".html")
-        _write(html, page.comparison_page([first.stem, second.stem], differences))
+        write_output(html, page.comparison_page([first.stem, second.stem], differences), "--out")
         typer.echo(str(html))
-
-
-def _check_writable(out: Path) -> None:
-    """Open a file for writing before a minute of measuring, so that a fault shows at once."""
-    new = not out.exists()
-    _write(out, None)
-    if new:
-        out.unlink()
-
-
-def _write(path: Path, content: str | None) -> None:
-    try:
-        with path.open("a" if content is None else "w") as file:
-            file.write(content or "")
-    except OSError as error:
-        raise JobError(f"--out: {path} cannot be written ({error.strerror}); name another") from None

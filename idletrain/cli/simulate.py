@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from idletrain.cli.arguments import JobFile, read_job_file, seconds_option
+from idletrain.cli.arguments import JobFile, check_writable, read_job_file, seconds_option, write_output
 from idletrain.cli.trust import import_from_here
 from idletrain.errors import JobError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 HOUR, GIGABIT_BYTES = 3600.0, 125e6
+MOST_HOURS = 1e6  # more than a century
 MOST_EVENTS = 100_000  # of a policy's simulation: some ten seconds
 POLICIES: tuple[Policy, ...] = ("reissue", "salvage", "rolling")
 
@@ -31,7 +32,7 @@ POLICIES: tuple[Policy, ...] = ("reissue", "salvage", "rolling")
 def simulate_fleet(
     job: JobFile,
     nodes: Annotated[int | None, typer.Option(min=1, help="Nodes; the job's nodes.count otherwise.")] = None,
-    hours: Annotated[float, typer.Option(min=0.001, help="Simulated time.")] = 1.0,
+    hours: Annotated[float, typer.Option(min=0.001, max=MOST_HOURS, help="Simulated time.")] = 1.0,
     stay: Annotated[
         float | None,
         typer.Option(parser=seconds_option, metavar="6h", help="Mean time that a node stays (6h); for ever otherwise."),
@@ -77,6 +78,10 @@ def simulate_fleet(
     from idletrain.simulation.peers import PEERS, data_parallel
 
     written = read_job_file(job, nodes)
+    if step is not None and step <= 0:
+        raise JobError("--step: a step takes some time; name it, such as 10ms")
+    if plot:
+        check_writable(plot, "--plot")
     fleet = Fleet(
         nodes=written.nodes.count,
         stay_seconds=stay or math.inf,
@@ -133,10 +138,7 @@ def _plot(path: Path, works: Mapping[Policy, Work], fleet: Fleet, hours: float) 
         chart=charts.chart("goodput", "losses of a node and hour", series, better="higher"),
         rows=[*lines.items()],
     )
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise JobError(f"--plot: {path}: cannot be written ({error.strerror}); name another file") from None
+    write_output(path, text, "--plot")
 
 
 def _changes(path: Path) -> tuple[tuple[float, str, bool], ...]:
@@ -151,6 +153,8 @@ def _changes(path: Path) -> tuple[tuple[float, str, bool], ...]:
         changes = read_trace(path.read_text())
     except OSError as error:
         raise JobError(f"{path}: cannot be read ({error.strerror}); name a recorded trace") from None
+    except UnicodeDecodeError:
+        raise JobError(f"{path}: is no text; name a recorded trace") from None
     check_trace(changes)
     return tuple(((c.at_ms - changes[0].at_ms) / 1000, c.node, c.present) for c in changes)
 

@@ -120,7 +120,9 @@ def test_bytes_and_cost_are_told_and_goodput_is_plotted(job: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--plot", "none/page.html", "--hours", "0.001"), "--plot: none/page.html: cannot be written (No such file"),
+        (("--plot", "none/page.html", "--hours", "1000000"), "--plot: none/page.html cannot be written (No such file"),
+        (("--step", "0s"), "--step: a step takes some time; name it, such as 10ms"),
+        (("--trace", "binary.csv"), "binary.csv: is no text; name a recorded trace"),
         (("--trace", "none.csv"), "none.csv: cannot be read (No such file or directory); name a recorded trace"),
         (("--nodes", "1", "--trace", "twice.csv"), "--trace: a comes twice without going at 5 ms"),
     ],
@@ -130,6 +132,7 @@ def test_what_cannot_be_simulated_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "twice.csv").write_text("0,add,a\n5,add,a\n")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(JobError) as refused:
         call(str(job), *arguments)
     assert words in str(refused.value)
