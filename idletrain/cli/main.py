@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import os
 import platform
@@ -17,7 +18,7 @@ import typer
 from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, sweep, train, watch, worker
 from idletrain.cli.printing import tell
 from idletrain.cli.train import INTERRUPTED_EXIT
-from idletrain.errors import IdletrainError, JobError, is_interrupt, own_traceback
+from idletrain.errors import IdletrainError, JobError, RunError, is_interrupt, own_traceback
 from idletrain.held_interrupts import lost_interrupts_repeated
 
 BUG_EXIT = 3
@@ -38,6 +39,16 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"idletrain {importlib.metadata.version('idletrain')}")
         raise typer.Exit
+
+
+# What helps where the machine, and no bug, is why a file cannot be used.
+_MAY_NOT = "ask its owner to let you use it, or name another"
+_ROOM = "make room there"
+FILE_REMEDIES = {
+    errno.EACCES: _MAY_NOT, errno.EPERM: _MAY_NOT, errno.EROFS: _MAY_NOT,
+    errno.ENAMETOOLONG: "name a shorter one",
+    errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM, errno.EFBIG: _ROOM,
+}  # fmt: skip
 
 
 @app.callback()
@@ -74,8 +85,21 @@ def _tell(error: BaseException) -> int:
         command = _command_of(getattr(error, "ctx", None))
         tell(f"{error.format_message().rstrip('.')}; see {command} --help")
         return int(error.exit_code)
+    if fault := file_fault(error):
+        tell(fault)
+        return RunError.exit_code
     tell(f"a bug, not your fault: {error!r}; please send {_bug_report()}")
     return BUG_EXIT
+
+
+def file_fault(error: BaseException) -> str:
+    """Return a sentence on a file that the machine does not let this user use; "" for any other error."""
+    remedy = FILE_REMEDIES.get(error.errno or 0) if isinstance(error, OSError) else None
+    if remedy is None:
+        return ""
+    assert isinstance(error, OSError)
+    place = f"{error.filename}: " if error.filename is not None else ""
+    return f"{place}{error.strerror}; {remedy}"
 
 
 def _command_of(context: Any) -> str:

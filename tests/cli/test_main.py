@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import warm
 from safetensors.torch import load_file
 
 from idletrain.cli import main as cli
+from idletrain.cli.main import file_fault
 
 GOOD = """
 name: t
@@ -171,6 +173,28 @@ def test_an_export_to_another_kind_of_file_is_refused(
 ) -> None:
     code, err = main(("export", "nothing", "--to", "net.onnx"), monkeypatch, capsys)
     assert (code, err) == (2, "idletrain: --to: net.onnx should end in .safetensors or .pt, or name a directory\n")
+
+
+@pytest.mark.parametrize("command", ["status", "launch", "evaluate"])
+def test_a_name_that_no_file_can_have_is_no_bug(command: str, tmp_path: Path) -> None:
+    done = warm.run([sys.executable, "-m", "idletrain", command, "x" * 300], folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("idletrain: ")
+    assert done.stderr.endswith(": File name too long; name a shorter one\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "runs/t/lock"), "runs/t/lock: Permission denied; ask its"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; make room there"),
+        (OSError(errno.EBADF, "Bad file descriptor"), ""),
+        (ValueError("a bug"), ""),
+    ],
+)
+def test_a_file_that_the_machine_refuses_is_told_with_what_helps(error: Exception, sentence: str) -> None:
+    assert file_fault(error).startswith(sentence)
+    assert bool(file_fault(error)) == bool(sentence)
 
 
 def test_a_bug_is_exit_code_3_with_a_report_to_send(
