@@ -58,7 +58,7 @@ def read_tree(path: Path) -> dict[str, Any]:
             content = file.read(LARGEST_FILE_BYTES + 1)
         if len(content) > LARGEST_FILE_BYTES:
             raise JobError(f"{path}: has more than {LARGEST_FILE_BYTES >> 20} MiB; name a job file")
-        tree = yaml.safe_load(content.decode())
+        tree = yaml.load(content.decode(), _JobLoader)  # noqa: S506 (a safe loader)
     except OSError as error:
         near = next((str(p) for p in (path.with_suffix(".yaml"), path.with_suffix(".yml")) if p.is_file()), None)
         remedy = f"did you mean {near}?" if near and near != str(path) else "name an existing job file"
@@ -72,6 +72,20 @@ def read_tree(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise JobError(f"{path}: should hold fields such as name, model and data; `idletrain init` writes one")
     return tree
+
+
+class _JobLoader(yaml.SafeLoader):
+    """A safe loader that refuses a key which is there twice, of which YAML's own keep the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value in lines:
+                raise JobError(f"{key.value}: is there twice, in lines {lines[key.value]} and {line}; join them")
+            lines[str(key.value)] = line
+        return node
 
 
 def parse_job(tree: dict[str, Any]) -> Job:

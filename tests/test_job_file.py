@@ -12,7 +12,7 @@ import yaml
 
 from idletrain.errors import JobError
 from idletrain.job import OPEN_SETTINGS, Job
-from idletrain.job_file import load_job, parse_job
+from idletrain.job_file import load_job, parse_job, read_tree
 
 WORKFLOWS = sorted((Path(__file__).parent.parent / "workflows").glob("*.yaml"))
 
@@ -594,3 +594,19 @@ def test_a_field_that_is_wrong_itself_contradicts_none() -> None:
 )
 def test_what_people_write_in_place_of_a_field_is_told_with_the_right_way(training: Any, sentence: str) -> None:
     assert sentence in faults({**tree(), "training": {**tree().get("training", {}), **training}})
+
+
+def test_a_key_that_is_there_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("name: a\ntraining: {rounds: 3}\nmodel: {}\ntraining: {subnets: 2}\n")
+    with pytest.raises(JobError, match="training: is there twice, in lines 2 and 4; join them"):
+        read_tree(path)
+    path.write_text("name: a\ntraining: {rounds: 3, rounds: 3}\n")
+    with pytest.raises(JobError, match="rounds: is there twice, in lines 2 and 2; join them"):
+        read_tree(path)
+
+
+def test_what_a_mapping_takes_from_another_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nc: {<<: *b, x: 4}\n")
+    assert read_tree(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 4, "y": 3}}
