@@ -130,15 +130,14 @@ def _count_trials(summary: Any, prefix: Any, sweep: SweepOrder) -> None:
     summary.rounds, summary.total_rounds = sum(result.ended for result in results.values()), len(results)
 
 
-def billed_events(account: Any, prefix: Any) -> list[dict[str, Any]]:
+def billed_events(account: Any, prefix: Any, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a run's events so far, and an end for each machine that is gone and whose end no head recorded."""
     from idletrain.cloud import machine_log, record
 
-    events, written, now = read_events(prefix), record.read(prefix), time.time()
-    if written.site.region != account.region:
+    ends = machine_log.closing_records(events, (), time.time())
+    if not ends or (written := record.read(prefix)).site.region != account.region:
         return events
     alive = {machine.id for machine in account.instances(written.fleet)}
-    ends = machine_log.closing_records(events, alive, now)
     return [*events, *(end for end in ends if end["instance"] not in alive)]
 
 

@@ -72,7 +72,7 @@ def show_cost(
     if place.cloud:
         with place.account() as account:
             refuse_trial(prefix := named_prefix(account, place.run), place.name)
-            totals = bill_of(billed_events(account, prefix), time.time())
+            totals = bill_of(billed_events(account, prefix, read_events(prefix)), time.time())
     else:
         events = events_of(place)
         totals = bill_of(events, seen_until(place, events))

@@ -115,7 +115,7 @@ def _cloud_line(account: Any, folder: Place, name: str) -> RunLine:
         summary, _, events = run_status(account, folder.run + name)
         has_machines = any(event["kind"] == "instance_launched" for event in events)  # a trial has those of its sweep
         prefix = named_prefix(account, folder.run + name)
-        usd = bill_of(billed_events(account, prefix), time.time())["spent_usd"] if has_machines else None
+        usd = bill_of(billed_events(account, prefix, events), time.time())["spent_usd"] if has_machines else None
     except IdletrainError as error:
         return RunLine(name, f"unreadable: {error}", place=folder.text)
     return replace(_line(name, summary, usd), place=folder.text)
