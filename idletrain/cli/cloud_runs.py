@@ -176,10 +176,8 @@ def _recorded_region(account: Any, prefix: Any) -> str | None:
 
     try:
         with account.explained():
-            if prefix.get(record.RUN_RECORD_KEY) is None:
-                return None
-            region: str = record.read(prefix).site.region
-            return region
+            stored = prefix.get(record.RUN_RECORD_KEY)
+        return record.RunRecord.from_json(stored.content).site.region if stored else None
     except DamageError:  # of another version: it is ended all the same
         return str(account.region)
     except IdletrainError:  # no such bucket, or not ours

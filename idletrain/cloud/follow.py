@@ -29,7 +29,7 @@ def follow(prefix: S3Prefix, sink: Sink, account: CloudAccount) -> RunRecord:
     """Pass a run's events to a sink until the run has ended; return its record.
 
     Reads the run's prefix alone, and checks with the account whether the head is alive when no event comes. Where the
-    cloud does not answer, the run goes on: it is asked again until the run's machines have ended by themselves.
+    cloud does not answer, the run goes on: repeat the request until the run's machines have ended by themselves.
 
     Raises:
         RunError: the head failed, is gone, or has been silent for too long.

@@ -31,7 +31,7 @@ class MarketSnapshot:
 
     @property
     def error_factor(self) -> float:
-        """How much higher than told the on-demand prices may be."""
+        """How many times the known on-demand prices the real ones may be."""
         return ESTIMATE_ERROR if self.estimate else 1.0
 
     def offers(
