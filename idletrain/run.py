@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 from distributed import Client
 
 from idletrain.cluster import dask_settings, prompt_thread
+from idletrain.end_signals import Ending, ended_by_signals
 from idletrain.epochs import with_rounds
 from idletrain.errors import DamageError, IdletrainError, JobError, RunError, reading, user_code_fails
 from idletrain.job import OPEN_SETTINGS, Job
@@ -98,6 +98,7 @@ class Composition:
         Raises:
             JobError: the provider's workers cannot be reached.
             RunError: the run cannot continue.
+            KeyboardInterrupt: a second signal has ended it at once.
         """
         options = replace(self.options, sinks=(*self.options.sinks, *sinks))
         options = replace(options, on_start=on_start) if on_start else options
@@ -238,6 +239,11 @@ def _as_started(job: Job, first: Job) -> Job:
 
 async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcome:
     """Train a checked job to its end: take the run directory, connect to the workers, and coordinate the rounds."""
+    with ended_by_signals() as ending:
+        return await _train_until(ending, job, prepared, options)
+
+
+async def _train_until(ending: Ending, job: Job, prepared: Prepared, options: RunOptions) -> RunOutcome:
     provider = options.provider
     dask_settings.apply()
     dask_settings.lift_file_limit()
@@ -259,7 +265,7 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
                 coordinator = Coordinator(job, prepared, directory, client, record, facts, options.on_evaluate)
                 options.on_start(coordinator.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
-                    with _stopping(coordinator.stop, record), _recording_failure(record, directory):
+                    with _stopping(ending, coordinator.stop, record), _recording_failure(record, directory):
                         return await coordinator.run(job.nodes.count)
 
 
@@ -350,28 +356,18 @@ def _row_census(prepared: Prepared) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _stopping(stop: Callable[[], None], record: Recorder) -> Iterator[None]:
-    """Stop the run in order at the first Ctrl-C or SIGTERM, and record that; leave a second one to Python."""
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
+def _stopping(ending: Ending, stop: Callable[[], None], record: Recorder) -> Iterator[None]:
+    """Within the context, stop the run in order at the first signal, and record that."""
 
-    def once() -> None:
-        for number in signals:
-            loop.remove_signal_handler(number)
+    def in_order() -> None:
         record("stopping", reason="workers end in order; Ctrl-C again ends all at once")
         stop()
 
-    try:
-        for number in signals:
-            loop.add_signal_handler(number, once)
-    except (ValueError, RuntimeError):  # not the main thread: a notebook's signals are the notebook's
-        pass
+    ending.stops_by(in_order)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError, RuntimeError):
-            for number in signals:
-                loop.remove_signal_handler(number)
+        ending.ended()
 
 
 def _first_job(job: Job) -> Job:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, sweep, train, watch, worker
+from idletrain.cli.output import flush_output, guard_streams, is_unread
 from idletrain.cli.printing import tell
 from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError, RunError, is_interrupt, own_traceback
@@ -63,9 +64,12 @@ def options(
 def main() -> None:
     """Run the command line; the one place where errors become exit codes."""
     bypass_proxies(os.environ)
+    guard_streams()
     try:
         with lost_interrupts_repeated():
-            sys.exit(app(standalone_mode=False))
+            code = app(standalone_mode=False)
+        flush_output()
+        sys.exit(code)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the one place for bugs)
         sys.exit(_tell(error))
     finally:  # else `python -m` ends by SIGINT after Ctrl-C inside a string that exec runs, as dataclasses do on import
@@ -76,6 +80,8 @@ def _tell(error: BaseException) -> int:
     """Print what ended a command, in sentences; return its exit code."""
     if isinstance(error, typer.Abort) or is_interrupt(error):
         return INTERRUPTED_EXIT
+    if is_unread(error):
+        return RunError.exit_code
     if isinstance(error, IdletrainError):
         for fault in error.faults if isinstance(error, JobError) else (str(error),):
             tell(fault)

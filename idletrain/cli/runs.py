@@ -144,6 +144,6 @@ def local_summary(run_dir: Path) -> Any:
     with reading(events, "`idletrain evaluate` does without it"):
         summary = summarise(events)
     summary.run_dir = str(run_dir)  # a rehearsal's was on a machine that is gone
-    if summary.status == "running" and not has_head(run_dir):
+    if summary.status in UNFINISHED_STATES and not has_head(run_dir):
         summary.status = "interrupted"
     return summary

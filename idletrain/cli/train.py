@@ -24,6 +24,7 @@ from idletrain.cli.arguments import (
     seconds_option,
 )
 from idletrain.cli.fabric import confirm_settings
+from idletrain.cli.output import losable_output
 from idletrain.cli.places import directory_of, find_run
 from idletrain.cli.printing import show, tell
 from idletrain.cli.spot import SpotOptions, launch_spot
@@ -128,7 +129,7 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
         use_threads_of_environment()
     composition = _composed(settings, options, as_json)
     shown = display.choose_display(as_json, Console(), options.summary)
-    with shown, _ended_at_once(again):
+    with losable_output(), shown, _ended_at_once(again):
         outcome = asyncio.run(composition.launch(sinks=(with_link(settings.run_dir, shown),)))
     if not as_json:
         why_low = _why_low(settings, is_local=options.provider.scheduler is None)

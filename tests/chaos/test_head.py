@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from idletrain.cli.runs import local_summary
+from idletrain.cluster import access
 from idletrain.rounds.durable import write_ahead_log
 
 from . import residual_network
@@ -176,13 +178,50 @@ def test_a_second_ctrl_c_ends_all_at_once_and_says_so(
     run.wait("a checkpoint in the second round", "progress_saved", lambda e: e["round"] == 1)
     workers, family = list(run.workers().values()), head.survivors()
     assert len(workers) == 2
+    control.hold()  # else they may have ended in order before the second signal
     head.send(signal.SIGINT)
     run.wait("the first signal's effect", "stopping")
     head.send(signal.SIGINT)
     assert head.exit_code() == 130, head.text
+    control.release()
     assert "ended at once; go on from the last committed round with: " in head.text
     await_end([*workers, *family], 3)
     control.pace(0)
+    run.resume()
+    run.check(undisturbed())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_two_signals_of_another_kind_end_all_at_once_too(
+    make_run: Callable[..., Run], control: Control, number: signal.Signals
+) -> None:
+    run = make_run(rounds=3)
+    control.pace(0.05)
+    head = run.launch()
+    run.wait("a checkpoint", "progress_saved")
+    assert access.folder_of(run.dir).is_dir()
+    family = head.survivors()
+    control.hold()
+    head.send(number)
+    run.wait("the first signal's effect", "stopping")
+    head.send(number)
+    assert head.exit_code() == 130, head.text
+    control.release()
+    assert "ended at once; go on from the last committed round with: " in head.text
+    await_end(family, 3)
+    assert not access.folder_of(run.dir).exists()
+
+
+def test_ctrl_c_while_the_run_is_started(make_run: Callable[..., Run], undisturbed: Callable[..., list[str]]) -> None:
+    run = make_run(rounds=1)
+    head = run.launch()
+    until("the run's keys", access.folder_of(run.dir).is_dir)
+    head.send(signal.SIGINT)
+    assert not run.events("run_started")
+    assert head.exit_code() == 130, head.text
+    assert not head.survivors()
+    assert not access.folder_of(run.dir).exists()
+    assert local_summary(run.dir).status == "interrupted"
     run.resume()
     run.check(undisturbed())
 
