@@ -52,9 +52,8 @@ def ingress(group: str) -> dict[str, Any]:
 
 def launch_template(run: str, site: LaunchSite, profile: str, boot: str, tags: Mapping[str, str]) -> dict[str, Any]:
     """Build the body of CreateLaunchTemplate: the settings that all machines of a run share."""
-    return {
+    body = {
         "LaunchTemplateName": f"idletrain-{run}",
-        "ClientToken": token("template", run, tags),
         "TagSpecifications": tagged(tags, "launch-template"),
         "LaunchTemplateData": {
             "ImageId": site.ami,
@@ -71,6 +70,7 @@ def launch_template(run: str, site: LaunchSite, profile: str, boot: str, tags: M
             "TagSpecifications": tagged(tags, "instance", "volume", "network-interface"),
         },
     }
+    return {**body, "ClientToken": token("template", body)}
 
 
 def head(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,15 @@ def test_the_template_requires_tokens_and_turns_shutdown_into_termination() -> N
     assert base64.b64decode(data["UserData"]) == b"#!/bin/bash\n"
     assert {spec["ResourceType"] for spec in data["TagSpecifications"]} == {"instance", "volume", "network-interface"}
     assert tags_of(body, "launch-template") == TAGS
+
+
+def test_a_template_of_the_same_second_has_a_token_of_its_own_where_anything_differs() -> None:
+    def token(group: str = SITE.group, boot: str = "#!/bin/bash\n") -> str:
+        body = requests.launch_template("night", replace(SITE, group=group), "idletrain-node", boot, TAGS)
+        return str(body["ClientToken"])
+
+    assert token() == token()
+    assert len({token(), token(group="sg-9"), token(boot="#!/bin/sh\n")}) == 3
 
 
 def test_the_head_is_one_machine_with_its_role_and_a_token_for_every_generation() -> None:
