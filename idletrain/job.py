@@ -14,7 +14,7 @@ from idletrain.machine_settings import CloudSettings, NodeSettings
 from idletrain.optimizer_settings import MicroBatch, OptimizerSettings, OuterOptimizerSettings
 from idletrain.phases import PhaseSettings, TrainingPhase, finishing_whole, in_order, spelled_out
 from idletrain.quantities import parse_bytes
-from idletrain.strict_settings import Count, Seconds, StrictSettings
+from idletrain.strict_settings import Count, Place, Seconds, StrictSettings, absolute_place
 
 # Settings of training that are chosen for the fleet when a job leaves them out.
 OPEN_SETTINGS = ("method", "subnets", "copies", "local_steps", "finish_whole", "exchange")
@@ -32,11 +32,13 @@ def _number_or_range(value: Any) -> Any:
 
 
 def _one_or_pair(value: Any) -> Any:
-    """Return a path or a pair of paths unchanged; refuse anything else with one sentence."""
+    """Return a path or a pair of paths, absolute where they begin at home; refuse anything else with one sentence."""
     pair = isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(path, str) for path in value)
     if not (pair or value is None or isinstance(value, str)):
         raise ValueError("should be an .npz file, or a pair [inputs, labels] of .npy or IDX files")
-    return value
+    if isinstance(value, str):
+        return absolute_place(value)
+    return tuple(map(absolute_place, value)) if pair else value
 
 
 Subnets = Annotated[int, BeforeValidator(_number_or_range), Field(ge=1, le=2**31 - 1)]
@@ -69,7 +71,7 @@ class DataSettings(StrictSettings):
 
     name: Literal["fashion-mnist", "digits"] | None = None
     """A built-in data set."""
-    path: str | None = None
+    path: Place | None = None
     """The directory of that data set's files; the cache, Debian's package or a download when null."""
     train: Paths = None
     """Training data: one file with arrays x and y, or a pair of files for x and y; local or at `s3://`."""
@@ -312,7 +314,7 @@ class PreemptionSettings(StrictSettings):
 class CheckpointSettings(StrictSettings):
     """Place of durable state, interval of writing the whole network, and number of snapshots kept."""
 
-    to: str = "runs/"
+    to: Place = "runs/"
     """The directory that holds run directories; for a run in a cloud, an `s3://` prefix."""
     every: Seconds = 60.0
     """Time between two snapshots of the whole network."""
@@ -343,7 +345,7 @@ class Job(StrictSettings):
     """Where durable state is written."""
     cloud: CloudSettings = CloudSettings()
     """Where a cloud's machines are."""
-    workdir: str | None = None
+    workdir: Place | None = None
     """A directory whose files travel to a cloud's machines and are on their Python path."""
 
     @property

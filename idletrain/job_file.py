@@ -13,9 +13,11 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from idletrain import job_yaml
 from idletrain.contradictions import contradictions
 from idletrain.errors import LONGEST_SHOWN, JobError, shortened
 from idletrain.job import Job
+from idletrain.strict_settings import absolute_place
 
 LARGEST_TREE = 100_000  # values of a job, an alias' counted wherever it stands
 LARGEST_FILE_BYTES = 1 << 20
@@ -58,7 +60,7 @@ def read_tree(path: Path) -> dict[str, Any]:
             content = file.read(LARGEST_FILE_BYTES + 1)
         if len(content) > LARGEST_FILE_BYTES:
             raise JobError(f"{path}: has more than {LARGEST_FILE_BYTES >> 20} MiB; name a job file")
-        tree = yaml.load(content.decode(), _JobLoader)  # noqa: S506 (a safe loader)
+        tree = job_yaml.parse_yaml(content.decode())
     except OSError as error:
         near = next((str(p) for p in (path.with_suffix(".yaml"), path.with_suffix(".yml")) if p.is_file()), None)
         remedy = f"did you mean {near}?" if near and near != str(path) else "name an existing job file"
@@ -72,20 +74,6 @@ def read_tree(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise JobError(f"{path}: should hold fields such as name, model and data; `idletrain init` writes one")
     return tree
-
-
-class _JobLoader(yaml.SafeLoader):
-    """A safe loader that refuses a key which is there twice, of which YAML's own keep the last."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and key.value in lines:
-                raise JobError(f"{key.value}: is there twice, in lines {lines[key.value]} and {line}; join them")
-            lines[str(key.value)] = line
-        return node
 
 
 def parse_job(tree: dict[str, Any]) -> Job:
@@ -169,9 +157,11 @@ def _missing_targets(tree: dict[str, Any]) -> Iterator[str]:
 
 def _exists(path: str) -> bool:
     try:
-        return Path(path).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long a name, ~ of no user, a zero byte
+        return Path(absolute_place(path)).exists()
+    except OSError:  # too long a name
         return False
+    except ValueError:  # a zero byte, or what is a fault of its field
+        return True
 
 
 def _sentence(fault: Any) -> str:
@@ -191,13 +181,25 @@ def _sentence(fault: Any) -> str:
         return f"{field}: {_shown(fault['input'])} should be lower-case letters, digits and hyphens, at most 63"
     if fault["type"] == "invalid_key":
         return f"{field}: is a number in place of a name; write decimals with a point (0.01), not with a comma"
-    if fault["type"] in ("model_type", "model_attributes_type") and (name := fault["ctx"]["class_name"]) in EXAMPLES:
-        return f"{field}: {_shown(fault['input'])} should be fields and their values, as in {EXAMPLES[name]}"
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return _sentence_of_section(fault, field)
     if fault["type"] == "literal_error" and (names := re.findall(r"'([^']*)'", fault["ctx"]["expected"])):
         close = difflib.get_close_matches(str(fault["input"])[:LONGEST_SHOWN], names, n=1)
         fault = {**fault, "msg": fault["msg"] + (f"; did you mean {close[0]}?" if close else "")}
+    if fault["type"] == "tuple_type":
+        fault = {**fault, "msg": f"should be a list, such as [{_shown(fault['input'])}]"}
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{field}: {_shown(fault['input'])} {message[:1].lower()}{message[1:]}"
+
+
+def _sentence_of_section(fault: Any, field: str) -> str:
+    """Return a fault as one sentence, where something else stands in the place of fields."""
+    name = fault.get("ctx", {}).get("class_name", "")
+    purpose = _purpose(fault["loc"])
+    example = f"as in {EXAMPLES[name]}" if name in EXAMPLES else purpose if purpose != "add it" else "below it"
+    what = "is empty; it" if fault["input"] is None else _shown(fault["input"])
+    optional = "" if field in ("model", "data") or fault["input"] is not None else ", or be left out"
+    return f"{field}: {what} should be fields and their values, {example}{optional}"
 
 
 def _shown(value: Any) -> str:

@@ -399,9 +399,8 @@ def test_files_at_home_and_in_s3_are_not_reported_to_be_missing(
     assert error.value.faults == ("trainig: is not a field of a job; did you mean training?",)
 
 
-@pytest.mark.parametrize("content", [b"name: \xff\xfe", b"name: 2024-13-01"])
-def test_a_file_that_yaml_cannot_make_sense_of(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "job.yaml").write_bytes(content)
+def test_a_file_that_yaml_cannot_make_sense_of(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_bytes(b"name: \xff\xfe")
     with pytest.raises(JobError, match=r"job.yaml: is not YAML in UTF-8: ") as error:
         load_job(tmp_path / "job.yaml")
     assert len(error.value.faults) == 1
@@ -610,3 +609,20 @@ def test_what_a_mapping_takes_from_another_may_be_replaced(tmp_path: Path) -> No
     path = tmp_path / "job.yaml"
     path.write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nc: {<<: *b, x: 4}\n")
     assert read_tree(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 4, "y": 3}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"training": None}, "training: is empty; it should be fields and their values, below it, or be left out"),
+        ({"nodes": 5}, "nodes: 5 should be fields and their values, as in {count: 4}"),
+        ({"data": None}, "data: is empty; it should be fields and their values, for example data: {name: digits}"),
+        ({"model": {"factory": "math:pi", "exclude": "fc"}}, "model.exclude: 'fc' should be a list, such as ['fc']"),
+        ({"model": {"factory": "math:pi", "args": 5}}, "model.args: 5 should be fields and their values, below it"),
+        ({"nodes": {"count": True}}, "nodes.count: True should be a number"),
+    ],
+)
+def test_what_stands_in_the_place_of_fields_is_told_as_that(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(JobError) as caught:
+        parse_job({"name": "t", "model": {"factory": "math:pi"}, "data": {"name": "digits"}, **fields})
+    assert sentence in caught.value.faults

@@ -31,17 +31,23 @@ FoundCloud = Annotated[
 def seconds_option(text: str) -> float:
     """Parse an option's duration, such as 15s."""
     try:
-        return float(parse_seconds(text))
+        seconds = float(parse_seconds(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if seconds <= 0:
+        raise typer.BadParameter("should be more than 0")
+    return seconds
 
 
 def bytes_option(text: str) -> int:
     """Parse an option's size, such as 2GiB."""
     try:
-        return int(parse_bytes(text))
+        size = int(parse_bytes(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if size <= 0:
+        raise typer.BadParameter("should be more than 0")
+    return size
 
 
 def read_job_file(path: Path, nodes: int | None, name: str | None = None) -> Job:
@@ -49,7 +55,7 @@ def read_job_file(path: Path, nodes: int | None, name: str | None = None) -> Job
     from idletrain.job_file import load_job, parse_job
 
     tree = load_job(path).model_dump(exclude_unset=True)
-    tree |= {"name": name} if name else {}
+    tree |= {} if name is None else {"name": name}
     tree |= {"nodes": {**tree.get("nodes", {}), "count": nodes}} if nodes else {}
     return parse_job(tree)
 

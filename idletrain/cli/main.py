@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, sweep, train, watch, worker
-from idletrain.cli.output import flush_output, guard_streams, is_unread
+from idletrain.cli.output import drop_unwritten, flush_output, guard_streams, is_unread
 from idletrain.cli.printing import tell
 from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError, RunError, is_interrupt, own_traceback
@@ -72,7 +72,9 @@ def main() -> None:
         sys.exit(code)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (the one place for bugs)
         sys.exit(_tell(error))
-    finally:  # else `python -m` ends by SIGINT after Ctrl-C inside a string that exec runs, as dataclasses do on import
+    finally:
+        drop_unwritten()
+        # else `python -m` ends by SIGINT after Ctrl-C inside a string that exec runs, as dataclasses do on import
         exec("")  # noqa: S102
 
 
@@ -89,7 +91,8 @@ def _tell(error: BaseException) -> int:
         return error.exit_code
     if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # usage errors of the parser
         command = _command_of(getattr(error, "ctx", None))
-        tell(f"{error.format_message().rstrip('.')}; see {command} --help")
+        if message := " ".join(error.format_message().replace("Value error, ", "").split()).rstrip("."):
+            tell(f"{message}; see {command} --help")  # without one, the help was printed
         return int(error.exit_code)
     if fault := file_fault(error):
         tell(fault)

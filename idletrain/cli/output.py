@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from idletrain.cli.printing import tell
+
 NO_READER = (errno.EPIPE, errno.EIO)  # a closed pipe, and a terminal that is gone: nobody is there to be told
 
 
@@ -26,12 +28,14 @@ class OutputFile(io.FileIO):
 
     Attributes:
         fault: Why nothing can be written; None while it can.
+        consequence: What is said beside the first fault; if empty, nothing is said.
     """
 
     def __init__(self, descriptor: int, *, may_end: bool) -> None:
         super().__init__(descriptor, "wb", closefd=False)
         self.may_end = may_end
         self.fault: OSError | None = None
+        self.consequence = ""
 
     def write(self, content: Any) -> int:
         """Write bytes; return how many were written or dropped."""
@@ -40,8 +44,8 @@ class OutputFile(io.FileIO):
                 return super().write(content)
         except OSError as error:
             self.fault = OSError(error.errno, error.strerror, "standard output")
-            if self.may_end and self is _raw(sys.stdout):
-                sys.stderr.write(f"idletrain: standard output cannot be written ({error.strerror}); training goes on\n")
+            if self.consequence:
+                tell(f"standard output cannot be written ({error.strerror}); {self.consequence}")
         if self.may_end:
             return memoryview(content).nbytes
         assert self.fault is not None
@@ -67,18 +71,16 @@ def guard_streams() -> None:
 
 @contextlib.contextmanager
 def losable_output() -> Iterator[None]:
-    """Within the context, drop what standard output cannot take, and say once that this happens."""
+    """While a network trains, drop what standard output cannot take, and say once that this happens."""
     raw = _raw(sys.stdout)
     if raw is None:
         yield
         return
-    raw.may_end = True
+    raw.may_end, raw.consequence = True, "training goes on"
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # it was closed
-            sys.stdout.flush()
-        raw.may_end = raw.fault is not None
+        raw.may_end, raw.consequence = raw.fault is not None, ""
 
 
 def flush_output() -> None:
@@ -91,13 +93,16 @@ def flush_output() -> None:
         sys.stdout.flush()
 
 
+def drop_unwritten() -> None:
+    """Drop what standard output does not take until the process ends."""
+    if raw := _raw(sys.stdout):
+        raw.may_end = True
+
+
 def is_unread(error: BaseException) -> bool:
-    """Return whether an error is that nobody reads standard output any more; what is printed later is dropped."""
+    """Return whether an error is that nobody reads standard output any more."""
     raw = _raw(sys.stdout)
-    if raw is None or raw.fault is None:
-        return False
-    raw.may_end = True
-    return error is raw.fault and error.errno in NO_READER
+    return raw is not None and error is raw.fault and raw.fault.errno in NO_READER
 
 
 def _raw(stream: Any) -> OutputFile | None:

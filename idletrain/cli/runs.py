@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,8 @@ from idletrain.cli.cloud_records import UNFINISHED_STATES, bill_of, billed_event
 from idletrain.cli.places import Place, noted
 from idletrain.cli.printing import tell
 from idletrain.errors import IdletrainError, reading
+from idletrain.providers.protocol import LaunchRequest
+from idletrain.providers.table import provider_named
 
 app = typer.Typer()
 
@@ -64,8 +67,10 @@ def _lines(cloud: str | None, region: str | None) -> list[tuple[Place, RunLine]]
     """Return all runs, each with where it is; report a cloud that cannot be read."""
     lines: list[tuple[Place, RunLine]] = []
     if not cloud and not region:
-        runs = [events.parent for events in RUNS.glob("*/events.jsonl")]
+        runs = [run for run in (RUNS.iterdir() if RUNS.is_dir() else ()) if os.path.isfile(run / "events.jsonl")]  # noqa: PTH113 (false where it may not be read)
         lines += [(Place(str(run)), _local_line(run)) for run in runs]
+    if cloud:
+        provider_named(cloud, LaunchRequest())  # raises, if there is none of that name
     used = [place for place in noted() if cloud in (None, place.cloud) and region in (None, place.region)]
     if cloud and not used:
         used = [Place("", cloud, region)]

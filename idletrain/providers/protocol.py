@@ -42,7 +42,11 @@ class LaunchRequest:
     @property
     def cloud_faults(self) -> list[str]:
         """A sentence for each thing that only a run in a cloud can do."""
-        return ["--detach: is for runs in a cloud (--spot); leave it out"] if self.detach else []
+        rehearsed = self.trace is not None or self.speed != 1.0
+        return [
+            *(["--detach: is for runs in a cloud (--spot); leave it out"] if self.detach else []),
+            *(["--trace, --speed: are for the rehearsal cloud (--cloud sandbox); leave them out"] if rehearsed else []),
+        ]
 
 
 class Provider(Protocol):

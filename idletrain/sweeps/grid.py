@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from idletrain import job_yaml
 from idletrain.errors import JobError, shortened
 from idletrain.job import Job
 from idletrain.job_file import parse_job
@@ -64,24 +65,14 @@ def parse_varied(text: str) -> Varied:
     """
     path, equals, values = text.partition("=")
     try:
-        given = yaml.safe_load(f"[{values}]") if equals and path and values else []
+        given = job_yaml.parse_yaml(f"[{values}]") if equals and path and values else []
     except (yaml.YAMLError, RecursionError):
         given = []
     if not given or not isinstance(given, list):
         raise JobError(
             f"--set: {shortened(repr(text))} should be a setting and its values, such as training.optimizer.lr=0.05,0.1"
         )
-    return Varied(path, tuple(_number(value) for value in given))
-
-
-def _number(value: Any) -> Any:
-    """Return text such as 1e-3, which YAML takes for a word, as the number that it is in a job file, too."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return Varied(path, tuple(given))
 
 
 def trials(tree: Mapping[str, Any], varied: Sequence[Varied]) -> list[SweepTrial]:

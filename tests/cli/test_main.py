@@ -83,7 +83,11 @@ def test_a_plan_is_printed_from_a_factory_beside_the_job(tmp_path: Path) -> None
         (("launhc", "x"), "No such command 'launhc'"),
         (("launch", "job.yaml", "--churn", "often"), "should be a duration such as 15s, 10m or 4h"),
         (("launch", "job.yaml", "--nodes", "0"), "should be greater than or equal to 1"),
+        (("launch", "job.yaml", "--churn", "0s"), "should be more than 0"),
         (("plan", "job.yaml", "--memory", "lots"), "should be a size such as 512MiB or 2GB"),
+        (("plan", "job.yaml", "--memory", "0"), "should be more than 0"),
+        (("infra",), "Missing argument 'kind'. Choose from: aws, "),
+        (("init", "--template", "foo"), "Invalid value for '--template': 'foo' is not one of 'image'"),
     ],
 )
 def test_wrong_arguments_are_a_sentence(
@@ -92,9 +96,16 @@ def test_wrong_arguments_are_a_sentence(
     code, err = main(arguments, monkeypatch, capsys)
     assert code == 2
     assert sentence in err
-    command = arguments[0] if arguments[0] in ("launch", "plan") else ""
+    command = "" if arguments[0] == "launhc" else arguments[0]
     assert err.endswith(f"; see {f'idletrain {command}'.strip()} --help\n")
     assert len(err.splitlines()) == 1
+
+
+def test_commands_of_which_none_was_named_are_listed_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = main(("schedule",), monkeypatch, capsys)
+    assert (code, err) == (2, "")
 
 
 def main(
@@ -244,6 +255,19 @@ def test_detaching_from_a_run_of_this_machine_is_refused(tmp_path: Path) -> None
     (tmp_path / "job.yaml").write_text(GOOD)
     (line,) = error_lines(run("launch", "job.yaml", "--detach", cwd=tmp_path), 2)
     assert line == "idletrain: --detach: is for runs in a cloud (--spot); leave it out"
+
+
+@pytest.mark.parametrize("option", [("--trace", "trace.csv"), ("--speed", "60")])
+def test_what_only_the_rehearsal_cloud_does_is_refused_elsewhere(tmp_path: Path, option: tuple[str, str]) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    (line,) = error_lines(run("launch", "job.yaml", *option, cwd=tmp_path), 2)
+    assert line == "idletrain: --trace, --speed: are for the rehearsal cloud (--cloud sandbox); leave them out"
+
+
+def test_an_empty_name_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    (line,) = error_lines(run("launch", "job.yaml", "--name", "", cwd=tmp_path), 2)
+    assert line == "idletrain: name: '' should be lower-case letters, digits and hyphens, at most 63"
 
 
 def test_ctrl_c_while_python_executes_a_text_is_exit_code_130_and_no_signal(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from rehearsal import RECORD
@@ -16,6 +17,7 @@ from idletrain.cli.places import Place, note_launch
 from idletrain.cli.runs import RunLine, in_columns
 from idletrain.cloud import record
 from idletrain.cloud.aws.account import Account
+from idletrain.errors import JobError
 from idletrain.storage import S3Prefix
 
 STARTED = {
@@ -87,3 +89,18 @@ def test_runs_of_clouds_that_were_used_are_in_the_list_and_a_cloud_that_cannot_b
     assert (found["far"], found["near"]) == (f"aws {account.region}", "")
     assert "another: --cloud: there is no provider another" in listed.stderr
     prefix.delete(prefix.names())
+
+
+def test_a_cloud_that_there_is_not_is_refused() -> None:
+    with pytest.raises(JobError, match="--cloud: there is no provider nope"):
+        CliRunner().invoke(app, ["runs", "--cloud", "nope"], catch_exceptions=False, standalone_mode=False)
+
+
+def test_runs_that_may_not_be_listed_are_no_runs_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    Path("runs").mkdir()
+    monkeypatch.setattr(Path, "iterdir", refuse)  # root may list whatever is forbidden
+    with pytest.raises(PermissionError):
+        CliRunner().invoke(app, ["runs"], catch_exceptions=False, standalone_mode=False)
