@@ -14,7 +14,7 @@ import typer
 from idletrain.cli import kept_rehearsal, spot
 from idletrain.cli.arguments import RUNS
 from idletrain.cli.cloud_records import named_prefix, run_prefix, stored_results
-from idletrain.cli.job_check import checking
+from idletrain.cli.job_check import check_jobs, checking
 from idletrain.cli.offers import show_quote
 from idletrain.cli.places import Place, note_launch
 from idletrain.cli.printing import tell
@@ -156,10 +156,7 @@ def _begun(request: SweepRequest, place: SweepPlace, left: int, *, ask: bool) ->
     first, *others = request.to_check()
     with checking(first) as check:
         plan = spot.plan_machines(job, provider, account, check, resumed=again)
-    for other in others:
-        with checking(other) as check:
-            if faults := [*check.faults()]:
-                raise JobError([f"{other.name}: {fault}" for fault in faults])
+    check_jobs(others)
     if ask:
         show_quote(plan.quote, plan.estimate)
         typer.confirm(f"{left} trials, for ${request.budget_usd:.2f} at most. Start?", abort=True)

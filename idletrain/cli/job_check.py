@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from idletrain.cluster import forked_processes
@@ -60,6 +60,19 @@ def checking(job: Job) -> Iterator[JobCheck]:
         check.process.kill()
         check.process.wait()
         check.stdout.close()
+
+
+def check_jobs(jobs: Iterable[Job]) -> None:
+    """Check several jobs, one after the other.
+
+    Raises:
+        JobError: one has faults; it is named before each.
+        RunError: a check failed.
+    """
+    for job in jobs:
+        with checking(job) as check:
+            if faults := check.faults():
+                raise JobError([f"{job.name}: {fault}" for fault in faults])
 
 
 def find_faults(job: Job) -> tuple[str, ...]:

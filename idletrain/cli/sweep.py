@@ -12,12 +12,15 @@ import typer
 
 from idletrain.cli.arguments import RUNS, JobFile
 from idletrain.cli.cloud_records import bill_of
+from idletrain.cli.job_check import check_jobs
 from idletrain.cli.places import events_of, find_run, seen_until
 from idletrain.cli.printing import tell
 from idletrain.cli.sweep_request import SweepRequest
 from idletrain.cli.sweep_table import print_results
 from idletrain.cli.trust import import_from_here
+from idletrain.end_signals import ended_by_signals
 from idletrain.errors import JobError, RunError
+from idletrain.held_interrupts import notice_if_slow
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, Provider
 from idletrain.providers.table import provider_named
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from idletrain.job import Job
     from idletrain.observe.records import Record
     from idletrain.sweeps import trial_process
+    from idletrain.sweeps.running import Sweep
     from idletrain.sweeps.trial_results import SweepResult
 
 app = typer.Typer()
@@ -110,14 +114,22 @@ def _on_workers(request: SweepRequest, scheduler: str | None, parallel: int) -> 
         report=tell,
     )
     under_way = Sweep(request.trials, ResultsFile(RUNS / f"{request.name}.sweep.json"), settings)
+    left = [job for job in request.to_check() if not under_way.results[job.name].ended]
     if not all(result.ended for result in under_way.results.values()):
         trial_process.warm_up()
+        with notice_if_slow("reading the model and the data"):
+            check_jobs(left)
     try:
-        asyncio.run(under_way.run())
+        asyncio.run(_to_its_end(under_way))
     except KeyboardInterrupt:
         tell("stopped; the same command goes on where it was")
         raise
     return under_way.results
+
+
+async def _to_its_end(under_way: Sweep) -> None:
+    with ended_by_signals():
+        await under_way.run()
 
 
 def _events_here(job: Job) -> list[Record]:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from idletrain.cluster.forked_processes import ForkedProcess
 from idletrain.job import Job
 
 LONGEST_LINE = 1 << 20  # of a round's JSON
+YOUNG_SECONDS = 1.0  # a process that is forked forgets the signals of its first milliseconds
 # What a launch imports beside its workers, while it starts.
 MODULES = (
     "idletrain.autotune.choose",
@@ -57,6 +59,7 @@ class TrialProcess:
         self, process: ForkedProcess | subprocess.Popen[bytes], output: asyncio.StreamReader, errors: Path
     ) -> None:
         self._process, self._output, self._errors = process, output, errors
+        self._started_at = time.monotonic()
 
     async def records(self) -> AsyncIterator[dict[str, Any]]:
         """Yield its summary after each round and at its end."""
@@ -65,8 +68,12 @@ class TrialProcess:
                 yield record
 
     def interrupt(self) -> None:
-        """Stop it as Ctrl-C does."""
-        self._process.send_signal(signal.SIGINT)
+        """Stop it as Ctrl-C does, once it is old enough to notice."""
+        young = YOUNG_SECONDS - (time.monotonic() - self._started_at)
+        if young > 0:
+            asyncio.get_running_loop().call_later(young, self._process.send_signal, signal.SIGINT)
+        else:
+            self._process.send_signal(signal.SIGINT)
 
     async def wait(self) -> str:
         """Wait for its end, whatever it still prints; return why it failed, if it did."""

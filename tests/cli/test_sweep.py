@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
+from chaos.helpers import until
 from typer.testing import CliRunner, Result
 
 from idletrain.cli.main import app
+from idletrain.cli.runs import local_summary
 from idletrain.cli.sweep import cost_of, parse_usd
 from idletrain.errors import JobError
 
@@ -52,6 +59,35 @@ def test_a_sweep_is_a_table_the_best_first_and_the_same_command_prints_it_again(
     assert "2 of 2 trials have ended before" in again.stderr
     side_by_side = CliRunner().invoke(app, ["compare", "digits"])
     assert all(entry["name"] in side_by_side.stdout for entry in found.values()), side_by_side.output
+
+
+def test_no_trial_is_started_before_the_networks_of_all_are_known_to_be_good() -> None:
+    with pytest.raises(JobError, match=r"^digits-\w+: model: does not take inputs of shape \[64\]: ") as caught:
+        call("--set", "model.args.widths=[64,16,10],[63,16,10]")
+    assert len(caught.value.faults) == 1
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_the_trial_that_trains_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "idletrain", "sweep", "job.yaml", "--set", "training.rounds=100000,100001"]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) as sweep:
+        try:
+            until("a round of the first trial", lambda: [*Path("runs").glob("*/updates/*")])
+            below = psutil.Process(sweep.pid).children(recursive=True)
+            sweep.send_signal(number)
+            _, errors = sweep.communicate(timeout=90)
+        finally:
+            sweep.kill()
+    assert sweep.returncode == 130, errors
+    assert "idletrain: stopped; the same command goes on where it was" in errors
+    assert not psutil.wait_procs(below, timeout=20)[1]
+    assert not [*scratch.glob("idletrain-sweep-*")]
+    (run,) = Path("runs").glob("*/events.jsonl")
+    assert local_summary(run.parent).status == "stopped"
 
 
 @pytest.mark.parametrize(("text", "amount"), [("5usd", 5.0), ("$2.50", 2.5), ("1", 1.0), ("3 USD", 3.0)])

@@ -101,6 +101,18 @@ def test_an_interrupt_ends_it_in_order() -> None:
     assert (ended["kind"], ended["status"]) == ("run_ended", "stopped")
 
 
+@pytest.mark.parametrize("after_seconds", [0.0, 0.3])
+def test_an_interrupt_is_not_lost_on_one_that_has_just_been_started(after_seconds: float) -> None:
+    async def run() -> str:
+        async with started(parse_job(tree(rounds=100_000))) as process:
+            await asyncio.sleep(after_seconds)
+            process.interrupt()
+            return await asyncio.wait_for(process.wait(), timeout=60)
+
+    assert asyncio.run(run())
+    assert not any(name.startswith("idletrain-") for name in processes())
+
+
 def test_it_is_killed_with_its_workers_where_the_sweep_gives_it_up() -> None:
     async def run() -> list[psutil.Process]:
         async with started(parse_job(tree(rounds=2000))) as process:
