@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,6 @@ from idletrain.cluster.access import with_link
 from idletrain.errors import (
     DIVERGED,
     FinishedError,
-    JobError,
     RefusedError,
     RunError,
     in_python,
@@ -37,6 +35,7 @@ from idletrain.errors import (
 from idletrain.export import finished_module
 from idletrain.fabric.measuring.cluster import existing_cluster
 from idletrain.fabric.measuring.nodes import occupied
+from idletrain.fit_arguments import check_arguments, named_as_arguments
 from idletrain.fit_result import FitResult
 from idletrain.held_interrupts import notice_if_slow
 from idletrain.job import Job
@@ -67,13 +66,6 @@ from idletrain.rounds.durable.recovery import Restored, load_result
 from idletrain.run import Composition, RunOptions, compose, settle
 
 SCORES = ("accuracy", "loss", "calibration_error", "temperature", "metrics")  # of an evaluation
-_OPTIMIZER_HINT = 'give it as optimizer={"name": "adamw", "lr": 0.001}'
-# Arguments that other libraries have, and what says the same here.
-ELSEWHERE = {
-    **dict.fromkeys(("lr", "learning_rate", "weight_decay", "momentum"), _OPTIMIZER_HINT),
-    **dict.fromkeys(("patience", "early_stopping"), 'give it as stop={"patience": 3}'),
-    "criterion": "did you mean loss?",
-}
 
 
 @in_python
@@ -163,9 +155,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         RunError: the run cannot continue now; try again with `resume`.
         KeyboardInterrupt: it was stopped, by Ctrl-C or SIGTERM; the text says how to go on.
     """
-    _check_arguments(module, sections)
-    if resume and name is None:
-        raise JobError("resume: goes on with a run of a name; give name, too")
+    check_arguments(locals(), _defaults())
     module = unwrapped(module)
     lightning, callbacks, held, factors = is_lightning(module), Callbacks(), module, None
     if lightning:
@@ -188,18 +178,18 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
         "loss": loss if isinstance(loss, str) else None,
     }
     given = {field: value for field, value in training.items() if value is not None}
-    job = parse_job(
-        {
-            "name": name or f"fit-{time.time_ns():x}",
-            "data": {},
-            **sections,
-            "training": _section(given, sections.get("training", {})),
-            "model": _section({"factory": type(module).__qualname__}, sections.get("model", {})),
-            "nodes": _section({"count": workers}, sections.get("nodes", {})),
-            "checkpoint": _section({"to": str(run_dir)}, sections.get("checkpoint", {})),
-            "stop": _section(callbacks.stop, sections.get("stop", {})),
-        }
-    )
+    tree = {
+        "name": f"fit-{time.time_ns():x}" if name is None else name,
+        "data": {},
+        **sections,
+        "training": _section(given, sections.get("training", {})),
+        "model": _section({"factory": type(module).__qualname__}, sections.get("model", {})),
+        "nodes": _section({"count": workers}, sections.get("nodes", {})),
+        "checkpoint": _section({"to": str(run_dir)}, sections.get("checkpoint", {})),
+        "stop": _section(callbacks.stop, sections.get("stop", {})),
+    }
+    with named_as_arguments(sections):
+        job = parse_job(tree)
     trackers = (log_to,) if isinstance(log_to, str) else log_to
     watch, summary = WatchSettings(on_round=on_round, log_to=trackers), Summary()
     provider = ExistingScheduler(LaunchRequest(scheduler=scheduler)) if scheduler else LocalProcesses()
@@ -227,7 +217,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     remembered = choose.remembering(prepare_module)
     records: list[Record] = []
     try:
-        with notice_if_slow("reading the module and the data"):
+        with notice_if_slow("reading the module and the data"), named_as_arguments(sections):
             composition = compose(job, options, prepare=remembered, decide=partial(_decide, scheduler, remembered))
     except FinishedError as end:
         _tell(f"{end}; this is its result")
@@ -312,26 +302,10 @@ def _called(on_event: Callable[[Record], None]) -> Sink:
     return sink
 
 
-def _check_arguments(module: Any, sections: Mapping[str, Any]) -> None:
-    """Refuse a module of another kind, and arguments that `fit` does not have and no section stands for.
-
-    Raises:
-        JobError: there are some.
-    """
-    faults = []
-    if isinstance(module, type):
-        faults.append(f"module: {module.__name__} is a class; give an instance, such as {module.__name__}()")
-    elif not isinstance(module, nn.Module):
-        faults.append(f"module: {type(module).__name__} is no torch.nn.Module; give one")
-    own = [name for name, kind in inspect.signature(fit).parameters.items() if kind.kind is not kind.VAR_KEYWORD]
-    known = [*own, *Job.model_fields]
-    for name in sections:
-        if name not in Job.model_fields:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"its arguments are {', '.join(own)}"
-            faults.append(f"fit: {name} is no argument; {ELSEWHERE.get(name, hint)}")
-    if faults:
-        raise JobError(faults)
+def _defaults() -> dict[str, Any]:
+    """Return what each of the arguments of `fit` is where a call leaves it out."""
+    parameters = inspect.signature(fit).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is not each.VAR_KEYWORD}
 
 
 def _section(own: Mapping[str, Any], given: Any) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -148,7 +149,7 @@ def in_python(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except IdletrainError as error:
-            error.args = tuple(str(text).replace("--resume", "resume=True") for text in error.args)
+            error.args = tuple(_as_argument(str(text)) for text in error.args)
             if isinstance(error, JobError):
                 error.faults = tuple(error.args[0].split("\n"))
             fault: BaseException = error.with_traceback(None)
@@ -158,6 +159,12 @@ def in_python(function: Callable[P, T]) -> Callable[P, T]:
         raise fault
 
     return called
+
+
+def _as_argument(text: str) -> str:
+    """Return a text with Python's arguments in place of the command line's options."""
+    named = re.sub(r"--([a-z]+(?:-[a-z]+)*):", lambda option: option[1].replace("-", "_") + ":", text)
+    return named.replace("--resume", "resume=True")
 
 
 @contextlib.contextmanager

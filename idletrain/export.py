@@ -58,7 +58,7 @@ class LoadedRun:
             RunError: the job has none.
         """
         if self.prepared.test is None:
-            raise RunError("the job names no test data; add data.test")
+            raise RunError("the run has no test data; export its network and measure that, or train with data.test")
         loss = self.prepared.program.loss
         own = self.prepared.metrics
         ours = {name for name in ("MAE", "R2") if not any(one.name.upper().startswith(name) for one in own)}

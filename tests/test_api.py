@@ -218,11 +218,11 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"rounds": 0}, "training.rounds: 0 should be greater than or equal to 1"),
-        ({"loss": "nil"}, "training.loss: 'nil' should be one of"),
-        ({"subnets": 2, "copies": 3}, "training.copies: 3 is more than training.subnets: 2"),
+        ({"rounds": 0}, "rounds: 0 should be greater than or equal to 1"),
+        ({"loss": "nil"}, "loss: 'nil' should be one of"),
+        ({"subnets": 2, "copies": 3}, "copies: 3 is more than subnets: 2"),
         ({"test": (np.zeros((3, 64), np.float32), np.zeros(2))}, "data: 3 inputs and 2 labels"),
-        ({"loss": 3}, "training.loss: 3 should be a name or a function"),
+        ({"loss": 3}, "loss: 3 should be a name or a function"),
         (
             {"loss": locked()},
             "training.loss.lock: a lock cannot travel to workers (cannot pickle '_thread.lock' object); leave it out",
@@ -235,19 +235,19 @@ def test_fit_takes_a_map_style_dataset_and_a_loss_of_one_s_own(tmp_path: Path) -
         ),
         (
             {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": lambda step, steps: (step + steps) / 0}},
-            f"training.optimizer.schedule: {__name__}:<lambda> fails at step 0 (<lambda> at {__file__}:237 raised Zero",
+            f"optimizer.schedule: {__name__}:<lambda> fails at step 0 (<lambda> at {__file__}:237 raised Zero",
         ),
         (
             {"optimizer": {"name": "sgd", "lr": 0.1, "schedule": lambda step, steps: (step + steps) * float("nan")}},
-            f"training.optimizer.schedule: {__name__}:<lambda> returns nan at step 0; it should be a factor of lr",
+            f"optimizer.schedule: {__name__}:<lambda> returns nan at step 0; it should be a factor of lr",
         ),
         (
             {"optimizer": {"name": "sgd", "lr": 0.1, "groups": [{"parameters": ["frist.*"], "lr": 1}]}},
-            "training.optimizer.groups.0.parameters: 'frist.*' fits no parameter; names are like",
+            "optimizer.groups.0.parameters: 'frist.*' fits no parameter; names are like",
         ),
         ({"nodes": 2}, "nodes: 2 should be fields and their values, as in {count: 4}"),
-        ({"log_to": "excel"}, "--log-to: there is no excel; choose from mlflow, wandb"),
-        ({"training": None}, "training: None should be a valid dictionary or instance of TrainingSettings"),
+        ({"log_to": "excel"}, "log_to: there is no excel; choose from mlflow, wandb"),
+        ({"training": None}, "training: is empty; it should be fields and their values, below it, or be left out"),
         ({"checkpiont": {}}, "fit: checkpiont is no argument; did you mean checkpoint?"),
     ],
 )
@@ -499,7 +499,7 @@ def test_a_scheduler_that_cannot_be_reached_is_named_before_any_data_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("idletrain.cluster.contact.CONTACT_SECONDS", 1)
-    with pytest.raises(JobError, match=r"--scheduler: tcp://127\.0\.0\.1:1 cannot be reached"):
+    with pytest.raises(JobError, match=r"scheduler: tcp://127\.0\.0\.1:1 cannot be reached"):
         idletrain.fit(make_net(), digits()[0], scheduler="tcp://127.0.0.1:1", run_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
@@ -681,8 +681,8 @@ def test_fit_says_which_metric_is_no_number_and_that_it_counts_as_no_better(tmp_
     [
         ({"stop": {"patience": 2}}, "stop.patience: is measured on test data, which are missing"),
         ({"stop": {"metric": "loss"}}, "stop.metric: is measured on test data, which are missing"),
-        ({"metrics": {"f1": MulticlassF1Score(10)}}, "training.metrics: are measured on test data, which are missing"),
-        ({"epochs": 2, "rounds": 3}, "training.epochs: 2 beside training.rounds: 3; give one of the two"),
+        ({"metrics": {"f1": MulticlassF1Score(10)}}, "metrics: are measured on test data, which are missing"),
+        ({"epochs": 2, "rounds": 3}, "epochs: 2 beside rounds: 3; give one of the two"),
     ],
 )
 def test_fit_refuses_what_it_cannot_measure(tmp_path: Path, given: dict[str, Any], said: str) -> None:
@@ -763,7 +763,7 @@ def test_an_optimizer_instance_may_hold_a_lightning_module_s_parameters(tmp_path
     optimizer = torch.optim.Adam(lit.parameters(), lr=0.1)
     with pytest.raises(JobError) as caught:
         idletrain.fit(lit, digits()[0], optimizer=optimizer, rounds=0, run_dir=tmp_path)
-    assert caught.value.faults == ("training.rounds: 0 should be greater than or equal to 1",)
+    assert caught.value.faults == ("rounds: 0 should be greater than or equal to 1",)
 
 
 def test_fit_trains_a_lightning_module_as_its_step_and_optimizer_say(tmp_path: Path) -> None:
@@ -875,7 +875,7 @@ def test_a_run_that_has_reached_its_end_gives_its_result_again(
     assert again.curves() == first.curves()
     for name, value in first.module.state_dict().items():
         assert torch.equal(value, again.module.state_dict()[name]), name
-    with pytest.raises(JobError, match=r"training.seed: 7 is not what the run began with, 0"):
+    with pytest.raises(JobError, match=r"seed: 7 is not what the run began with, 0"):
         idletrain.fit(net, *digits(), rounds=3, resume=True, seed=7, **settings)
     with pytest.raises(RunError, match="holds a network of another size"):
         idletrain.fit(nn.Linear(64, 10), digits()[0], rounds=2, resume=True, method="local-sgd", **settings)

@@ -337,6 +337,8 @@ def export(
 
     if to.suffix not in (".safetensors", ".pt", ""):
         raise JobError(f"--to: {to} should end in .safetensors or .pt, or name a directory")
+    if to.suffix and not to.parent.is_dir():
+        raise JobError(f"--to: {to.parent} is no directory; make it, or name a file elsewhere")
     with directory_of(find_run(run, cloud, region)) as run_dir:
         require_run(run_dir)
         if to.suffix != ".safetensors":

@@ -38,6 +38,9 @@ def allow_code(run_dir: Path, *, trusted: bool, instead: str = "") -> None:
         JobError: this user did not start the run and does not trust it.
     """
     if not (trusted or started_here(run_dir)):
+        from idletrain.rounds.durable.recovery import read_job
+
+        read_job(run_dir)  # raises where its job is damaged, which is no question of trust
         why = f"{run_dir}: you did not start this run here, and whoever did chose the code that this command executes"
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise JobError(f"{why}; add --trust if you trust them as you trust your own code{instead}")
