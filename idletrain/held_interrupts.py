@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SILENT_SECONDS = 1.0
 AGAIN_SECONDS = 0.1
+INTERRUPTED_EXIT = 130
 
 
 @contextlib.contextmanager
@@ -24,6 +25,13 @@ def interrupts_held() -> Iterator[None]:
     Only the main thread gets Ctrl-C: in another one nothing is held.
     """
     with _held() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def quit_by_interrupt() -> Iterator[None]:
+    """Within the context, end this process at once by a Ctrl-C: a command that imports has nothing to close yet."""
+    with _handled_by(lambda _number, _frame: os._exit(INTERRUPTED_EXIT)):
         yield
 
 
@@ -66,14 +74,24 @@ def notice_if_slow(doing: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _held() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
-    if not callable(before):  # ignored, or another language's
+    held: list[tuple[int, Any]] = []
+    try:
+        with _handled_by(lambda number, frame: held.append((number, frame))):
+            yield
+    finally:
+        if held and callable(before):
+            before(*held[0])
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Replace the handler of Ctrl-C, unless that is ignored or another language's."""
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
         yield
         return
-    held: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if held:
-            before(*held[0])

@@ -32,6 +32,26 @@ def test_an_interrupt_is_raised_after_what_it_would_have_torn() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_an_interrupt_ends_a_command_that_imports_at_once() -> None:
+    text = """
+import os, signal
+from idletrain.held_interrupts import quit_by_interrupt
+before = signal.getsignal(signal.SIGINT)
+with quit_by_interrupt():
+    pass
+assert signal.getsignal(signal.SIGINT) is before
+try:
+    with quit_by_interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:  # as an import that takes long
+            pass
+finally:
+    print("an import was torn")
+"""
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_an_interrupt_that_python_ignores_is_raised_again() -> None:
     class Torn:
         def __del__(self) -> None:

@@ -18,9 +18,8 @@ import typer
 from idletrain.cli import cloud, cloud_runs, fabric, runs, schedule, simulate, start, sweep, train, watch, worker
 from idletrain.cli.output import drop_unwritten, flush_output, guard_streams, is_unread
 from idletrain.cli.printing import tell
-from idletrain.cli.train import INTERRUPTED_EXIT
 from idletrain.errors import IdletrainError, JobError, RunError, is_interrupt, own_traceback
-from idletrain.held_interrupts import lost_interrupts_repeated
+from idletrain.held_interrupts import INTERRUPTED_EXIT, lost_interrupts_repeated
 
 BUG_EXIT = 3
 # This machine, and EC2's metadata service: no proxy knows them. Names, as libraries know no address ranges here.

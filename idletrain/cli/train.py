@@ -30,7 +30,7 @@ from idletrain.cli.printing import show, tell
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.cli.trust import Trust, allow_code, import_from_here
 from idletrain.errors import DIVERGED, IdletrainError, JobError, reading
-from idletrain.held_interrupts import notice_if_slow
+from idletrain.held_interrupts import INTERRUPTED_EXIT, notice_if_slow, quit_by_interrupt
 from idletrain.providers.protocol import CloudProvider, LaunchRequest, WorkerProvider
 from idletrain.providers.table import cloud_named, provider_named
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from idletrain.job import Job
     from idletrain.run import Composition, RunOptions
 
-INTERRUPTED_EXIT = 130
 LastNetwork = Annotated[bool, typer.Option("--last", help="The last network, also if the run kept the best.")]
 app = typer.Typer()
 
@@ -94,13 +93,15 @@ def launch(
         scheduler=scheduler, churn_seconds=churn, trace=trace, speed=speed, detach=detach, resume=resume
     )
     source = cloud or ("aws" if spot else "scheduler" if scheduler else "local")
-    provider = provider_named(source, request)
+    with quit_by_interrupt():  # it may import torch
+        provider = provider_named(source, request)
     if isinstance(provider, CloudProvider):
         launch_spot(settings, provider, SpotOptions(job, source, resume, yes, detach, as_json, watch, allow_control))
         return
     assert isinstance(provider, WorkerProvider)
-    from idletrain.observe.provenance import command_line
-    from idletrain.run import RunOptions
+    with quit_by_interrupt():
+        from idletrain.observe.provenance import command_line
+        from idletrain.run import RunOptions
 
     again = f"idletrain launch {job} --resume" + (f" --name {name}" if name else "")
     again += (f" --cloud {cloud}" if cloud else "") + (f" --scheduler {scheduler}" if scheduler else "")
@@ -118,12 +119,13 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
         again: The command that goes on with the run.
         as_json: Print JSON.
     """
-    from rich.console import Console
+    with quit_by_interrupt():
+        from rich.console import Console
 
-    from idletrain.cluster.access import with_link
-    from idletrain.cluster.fork_server import is_fork
-    from idletrain.nn.threads import use_threads_of_environment
-    from idletrain.observe import display
+        from idletrain.cluster.access import with_link
+        from idletrain.cluster.fork_server import is_fork
+        from idletrain.nn.threads import use_threads_of_environment
+        from idletrain.observe import display
 
     if is_fork():
         use_threads_of_environment()
@@ -145,10 +147,11 @@ def _train(settings: Job, options: RunOptions, again: str, as_json: bool) -> Non
 
 def _composed(settings: Job, options: RunOptions, as_json: bool) -> Composition:
     """Check a job and choose what it leaves open; the networks of choices that were not taken are freed."""
-    from idletrain.autotune.choose import remembering
-    from idletrain.nn.prepare import prepare_job
-    from idletrain.observe.forecast_record import ForecastTracker
-    from idletrain.run import compose
+    with quit_by_interrupt():
+        from idletrain.autotune.choose import remembering
+        from idletrain.nn.prepare import prepare_job
+        from idletrain.observe.forecast_record import ForecastTracker
+        from idletrain.run import compose
 
     provider, prepare = options.provider, remembering(prepare_job)
 
@@ -209,14 +212,15 @@ def plan(
 ) -> None:
     """Show how a job's network would be split, before anything runs."""
     import_from_here()
-    from rich.console import Console
+    with quit_by_interrupt():
+        from rich.console import Console
 
-    from idletrain.autotune.choose import can_choose_method, remembering
-    from idletrain.cli.plan_table import plan_table
-    from idletrain.epochs import with_rounds
-    from idletrain.nn.prepare import prepare_job
-    from idletrain.nn.rolling import check_rolling
-    from idletrain.observe import charts
+        from idletrain.autotune.choose import can_choose_method, remembering
+        from idletrain.cli.plan_table import plan_table
+        from idletrain.epochs import with_rounds
+        from idletrain.nn.prepare import prepare_job
+        from idletrain.nn.rolling import check_rolling
+        from idletrain.observe import charts
 
     written = read_job_file(job, nodes)
     if memory:
@@ -255,8 +259,9 @@ def evaluate(
     """
     import json
 
-    from idletrain.export import load_run, require_run
-    from idletrain.observe.display import score_text
+    with quit_by_interrupt():
+        from idletrain.export import load_run, require_run
+        from idletrain.observe.display import score_text
 
     place = find_run(run, cloud, region)
     with directory_of(place) as run_dir:
@@ -333,7 +338,8 @@ def export(
     run's code is executed. A name without an ending is a directory: into it goes what `from_pretrained` of a
     transformers model reads, like .pt.
     """
-    from idletrain.export import later_rounds, load_run, require_run, save, save_pretrained, saved_state
+    with quit_by_interrupt():
+        from idletrain.export import later_rounds, load_run, require_run, save, save_pretrained, saved_state
 
     if to.suffix not in (".safetensors", ".pt", ""):
         raise JobError(f"--to: {to} should end in .safetensors or .pt, or name a directory")
