@@ -38,7 +38,7 @@ from idletrain.nn.data.seeding import seeded
 from idletrain.nn.data.tables import SparseTable
 from idletrain.nn.ist.modules import copied, in_training
 from idletrain.nn.lightning import Stepping
-from idletrain.nn.program import IGNORED_LABEL, Loss, bce_with_logits, cross_entropy, mse
+from idletrain.nn.program import IGNORED_LABEL, LOSSES, Loss, bce_with_logits, cross_entropy, mse
 
 SCAN_ROWS = 4096  # rows of arrays checked at a time: 12 MB of Fashion-MNIST as floats
 TRIAL_SAMPLES = 8  # to compare a network with its subnets on: enough for a batch's statistics
@@ -107,11 +107,19 @@ def check_finite(samples: Samples, field: str) -> None:
                 if isinstance(part, Rows):
                     continue
                 array = np.asarray(part)
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                if array.dtype.kind == "f" and not (is_finite := _finite_as_float32(array)).all():
                     held = f"{whole} {name}" if name else whole
-                    first = int(np.argwhere(~np.isfinite(array))[0][0])
+                    first = int(np.argwhere(~is_finite)[0][0])
                     row = rows[min(first, len(rows) - 1)]  # of one item, also where it has several rows
-                    raise JobError(f"{field}: its {held} hold NaN or infinity in row {row}; clean the data")
+                    too_large = "" if not np.isfinite(array).all() else ", as float32,"
+                    raise JobError(f"{field}: its {held} hold NaN or infinity{too_large} in row {row}; clean the data")
+
+
+def _finite_as_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which values are finite in the type that networks take."""
+    is_wide = array.dtype.itemsize > np.dtype(np.float32).itemsize
+    is_finite: NDArray[np.bool_] = np.abs(array) <= np.finfo(np.float32).max if is_wide else np.isfinite(array)
+    return is_finite
 
 
 def check_labels(samples: Samples, outputs: Any, field: str) -> None:
@@ -245,6 +253,7 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     """Check that the loss returns one number, with a gradient, for outputs and labels."""
     if isinstance(loss, type):
         raise JobError(f"training.loss: {loss.__name__} is a class; give an instance, {loss.__name__}()")
+    name = next((known for known, built_in in LOSSES.items() if built_in is loss), name)
     logits, labels = prediction(outputs), labels_of(pair[1])
     kind = f" of {labels.dtype}" if hasattr(labels, "dtype") else ""
     target = f"labels {described(labels)}{kind}" if labels is not None else f"a batch {described(pair[1])}"

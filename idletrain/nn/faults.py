@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -49,6 +50,8 @@ def resolve(path: str, field: str) -> Any:
     """
     module, _, attribute = path.replace(":", ".").rpartition(".")
     remedy = "write it as package.module:name, and run idletrain in the module's folder"
+    if module and _is_there(module):
+        remedy = "correct it, or install what it imports"
     with user_code(f"{field}: {path!r} cannot be imported (", f"); {remedy}"):
         found = importlib.import_module(module)
     if not hasattr(found, attribute):
@@ -56,6 +59,17 @@ def resolve(path: str, field: str) -> Any:
         close = difflib.get_close_matches(attribute, own, n=1)
         raise JobError(f"{field}: {module} has no {attribute}; {f'did you mean {close[0]}?' if close else 'define it'}")
     return getattr(found, attribute)
+
+
+def _is_there(module: str) -> bool:
+    """Return whether Python finds a module, whatever importing that leads to."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        package = module.rpartition(".")[0]
+        return not (error.name == package or package.startswith(f"{error.name}."))  # one that it imports is missing
+    except Exception:  # noqa: BLE001 (what a package's own code raises)
+        return True
 
 
 def made(factory: Callable[..., Any], path: str, args: Mapping[str, Any], section: str) -> Any:

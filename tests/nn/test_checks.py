@@ -261,6 +261,20 @@ def test_a_model_without_the_loss_that_the_job_asks_of_it() -> None:
     )
 
 
+def test_what_float32_cannot_hold_is_told_as_that_without_a_warning() -> None:
+    large = X.astype(np.float64)
+    large[3, 0] = -1e300
+    assert fault(None, Given(large, Y)) == (
+        "data.train: its inputs hold NaN or infinity, as float32, in row 3; clean the data"
+    )
+
+
+def test_a_test_set_that_does_not_fit_the_default_loss_is_told_by_the_loss_s_name() -> None:
+    assert fault(None, None, Given(X, Y.astype(np.float32)), loss=None).startswith(
+        "training.loss: cross_entropy does not fit outputs [2, 3] and labels [2] of torch.float32: "
+    )
+
+
 def test_a_nan_in_a_part_is_told_by_its_name() -> None:
     nan = MapStyleSource(Items(lambda i: {"x": X[i] * np.nan, "more": X[i, :2], "label": Y[i]}))
     assert fault(Two(), nan, loss=None) == "data.train: its inputs x hold NaN or infinity in row 0; clean the data"

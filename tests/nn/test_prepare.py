@@ -90,6 +90,27 @@ def test_a_factory_that_cannot_be_imported(factory: str) -> None:
     assert "write it as package.module:name" in fault(model={"factory": factory})
 
 
+@pytest.mark.parametrize(
+    ("content", "factory", "reason"),
+    [
+        ("import nothing_of_this_name", "faulty_module:net", "No module named 'nothing_of_this_name'"),
+        ("def net(:", "faulty_module:net", "invalid syntax"),
+        ("raise SystemError('own')", "faulty_package.inner:net", "own"),
+        ("import nothing_of_this_name", "faulty_package.inner:net", "No module named 'nothing_of_this_name'"),
+    ],
+)
+def test_a_module_that_is_there_and_fails_is_to_be_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, factory: str, reason: str
+) -> None:
+    (tmp_path / "faulty_package").mkdir()
+    (tmp_path / "faulty_package" / "__init__.py").write_text(content)
+    (tmp_path / "faulty_module.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    told = fault(model={"factory": factory})
+    assert reason in told
+    assert told.endswith("; correct it, or install what it imports")
+
+
 def test_a_name_that_a_module_does_not_have() -> None:
     told = "model.factory: idletrain.nn.models has no "
     assert fault(model={"factory": "idletrain.nn.models:mpl"}) == f"{told}mpl; did you mean mlp?"

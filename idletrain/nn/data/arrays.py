@@ -164,14 +164,16 @@ def _map(path: Path, member: str, job_field: str) -> Array:
     """Memory-map the array in a file."""
     try:
         if path.suffix == ".npz":
-            plain = _unpacked(path, f".{member}.npy", lambda file: _copy_member(path, member, file))
+            plain = _unpacked(path, f".{member}.npy", lambda file: _copy_member(path, member, file), job_field)
         elif path.suffix == ".gz":
-            plain = _unpacked(path, "", lambda file: _gunzip(path, file))
+            plain = _unpacked(path, "", lambda file: _gunzip(path, file), job_field)
         else:
             plain = path
         mapped: Array = np.load(plain, mmap_mode="r") if plain.suffix == ".npy" else _map_idx(plain)
         if not isinstance(mapped, np.ndarray):
             raise ValueError("it is an archive of arrays")
+    except JobError:
+        raise
     except OSError as error:
         reason = error.strerror or str(error)
         raise JobError(f"{job_field}: {path} cannot be read ({reason}); name an existing file") from None
@@ -198,13 +200,24 @@ def _map_idx(path: Path) -> Array:
     return np.memmap(path, np.uint8, "r", offset=4 + 4 * head[3], shape=shape)
 
 
-def _unpacked(path: Path, suffix: str, unpack: Callable[[Any], Any]) -> Path:
-    """Return a file's unpacked copy in the cache, created if missing; its name is made of path, size and time."""
+def _unpacked(path: Path, suffix: str, unpack: Callable[[Any], Any], job_field: str) -> Path:
+    """Return a file's unpacked copy in the cache, created if missing; its name is made of path, size and time.
+
+    Raises:
+        OSError: the file cannot be read.
+        JobError: the copy cannot be written.
+    """
     stat = path.stat()
     identity = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:16]
     copy = storage.cache_folder() / "unpacked" / f"{identity}-{path.stem}{suffix}"
-    if not copy.exists():
-        write_atomically(copy, unpack)
+    try:
+        if not copy.exists():
+            write_atomically(copy, unpack)
+    except OSError as error:
+        if error.errno is None or error.filename == str(path):  # gzip's own, or the file's
+            raise
+        where = f"{path} is unpacked to {copy.parent}, which cannot be written ({error.strerror})"
+        raise JobError(f"{job_field}: {where}; make that possible, or unpack it yourself") from None
     return copy
 
 

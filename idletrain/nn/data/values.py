@@ -28,7 +28,8 @@ def as_input(x: Array, *, integers: bool = False) -> Tensor:
 def as_label(y: Array) -> Tensor:
     """Return labels as float32 or int64."""
     # Not np.ascontiguousarray: it makes a single label an array of one.
-    return torch.from_numpy(np.asarray(y, dtype=np.float32 if y.dtype.kind == "f" else np.int64, order="C"))
+    with np.errstate(over="ignore"):  # what float32 cannot hold is a fault of the data, and told as that
+        return torch.from_numpy(np.asarray(y, dtype=np.float32 if y.dtype.kind == "f" else np.int64, order="C"))
 
 
 def part_of(name: str, x: Array, *, integers: bool = False) -> Tensor:

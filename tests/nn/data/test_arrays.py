@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from idletrain import storage
 from idletrain.errors import JobError
 from idletrain.nn.data.arrays import ArraySource, FileSource
 from idletrain.nn.data.datasets import MapStyleSource
@@ -89,6 +90,16 @@ def test_a_bad_file_is_named_with_the_field(tmp_path: Path, name: str, content: 
     with pytest.raises(JobError, match=f"data.train: .*{name} {fault}") as caught:
         FileSource(str(tmp_path / name), str(tmp_path / name), field="data.train").open()
     assert len(caught.value.faults) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_not_the_file_s_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write_pair(tmp_path, "idx.gz")
+    monkeypatch.setattr(storage, "cache_folder", lambda: Path("/dev/null"))
+    where = r"x-ubyte.gz is unpacked to /dev/null/unpacked, which cannot be written \(Not a directory\)"
+    with pytest.raises(JobError, match=where):
+        files.open()
 
 
 def test_a_cut_idx_file_is_refused(tmp_path: Path) -> None:
