@@ -360,7 +360,10 @@ def _command(name: str, store: ScheduleStore) -> list[str]:
 def _store(directory: Path | None) -> ScheduleStore:
     from idletrain.schedules.store import ScheduleStore
 
-    return ScheduleStore(directory or _usual_directory())
+    folder = directory or _usual_directory()
+    if folder.exists() and not folder.is_dir():
+        raise JobError(f"--directory: {folder} is a file; name a directory")
+    return ScheduleStore(folder)
 
 
 def _option(store: ScheduleStore) -> str:

@@ -204,6 +204,14 @@ def test_an_unknown_job_file_and_a_name_that_is_taken_are_sentences(machine: Use
     )
 
 
+@pytest.mark.parametrize("command", [("list",), ("remove", "night"), ("run", "night")])
+def test_a_file_is_no_directory_of_schedules(machine: UserMachine, tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (fault,) = machine.faults(*command, "--directory", str(file))
+    assert fault == f"--directory: {file} is a file; name a directory"
+
+
 def test_the_machines_zone_is_the_default(machine: UserMachine) -> None:
     machine.output("add", "nightly", "job.yaml", "--cron", "0 2 * * *", "--on", "loop")
     assert machine.book.get("nightly").tz == "Europe/Paris"
