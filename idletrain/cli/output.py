@@ -64,7 +64,7 @@ def guard_streams() -> None:
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__"):
             raw = OutputFile(stream.fileno(), may_end=name == "stderr")
-            buffered, lines = io.BufferedWriter(raw), name == "stderr" or stream.line_buffering
+            buffered, lines = io.BufferedWriter(raw), name == "stderr" or stream.line_buffering or stream.write_through
             text = io.TextIOWrapper(buffered, stream.encoding, "backslashreplace", line_buffering=lines)
             setattr(sys, name, text)
 

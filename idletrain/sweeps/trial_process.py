@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from idletrain.cluster import forked_processes
 from idletrain.cluster.forked_processes import ForkedProcess
 from idletrain.job import Job
@@ -104,7 +102,7 @@ async def launched(job: Job, *, again: bool, options: Sequence[str]) -> AsyncIte
             lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", 0)
         )
         file, errors = Path(folder, "job.yaml"), Path(folder, "errors")
-        file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_unset=True)))
+        file.write_text(job.model_dump_json(exclude_unset=True))  # JSON is YAML, too, and quotes all text
         process = forked_processes.start(
             ("launch", str(file), "--json", *(("--resume",) if again else ()), *options),
             errors,
