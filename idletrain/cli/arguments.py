@@ -31,9 +31,14 @@ FoundCloud = Annotated[
 def seconds_option(text: str) -> float:
     """Parse an option's duration, such as 15s."""
     try:
-        seconds = float(parse_seconds(text))
+        return float(parse_seconds(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def interval_option(text: str) -> float:
+    """Parse the time between two of what an option repeats; more than 0."""
+    seconds = seconds_option(text)
     if seconds <= 0:
         raise typer.BadParameter("should be more than 0")
     return seconds

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from idletrain.cli.arguments import seconds_option
+from idletrain.cli.arguments import interval_option
 from idletrain.cli.printing import show
 from idletrain.cli.spot import SpotOptions, launch_spot
 from idletrain.errors import JobError
@@ -115,7 +115,7 @@ def _write(source: Path, folder: Path, *, with_wheel: bool = False) -> list[str]
 @app.command(rich_help_panel="Start")
 def demo(
     churn: Annotated[
-        float, typer.Option(parser=seconds_option, metavar="15s", help="Take a node this often.", show_default="15s")
+        float, typer.Option(parser=interval_option, metavar="15s", help="Take a node this often.", show_default="15s")
     ] = "15s",  # type: ignore[assignment]
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

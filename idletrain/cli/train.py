@@ -20,8 +20,8 @@ from idletrain.cli.arguments import (
     LaunchRegion,
     Region,
     bytes_option,
+    interval_option,
     read_job_file,
-    seconds_option,
 )
 from idletrain.cli.fabric import confirm_settings
 from idletrain.cli.output import losable_output
@@ -52,7 +52,7 @@ def launch(
     churn: Annotated[
         float | None,
         typer.Option(
-            parser=seconds_option, metavar="15s", help="Take a worker, or a rehearsed node, this often (15s)."
+            parser=interval_option, metavar="15s", help="Take a worker, or a rehearsed node, this often (15s)."
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue this job's run.")] = False,
