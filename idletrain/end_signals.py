@@ -18,7 +18,7 @@ LAST_ASKED = 3  # signals that are obeyed in order; at a further one Python's ow
 
 
 class Ending:
-    """What the next signal does to a run.
+    """Decide how the next signal ends a run.
 
     Args:
         task: The task that trains it.

@@ -244,6 +244,7 @@ async def _train(job: Job, prepared: Prepared, options: RunOptions) -> RunOutcom
 
 
 async def _train_until(ending: Ending, job: Job, prepared: Prepared, options: RunOptions) -> RunOutcome:
+    """Train to the end, or until `ending` stops the coordinator or cancels this task."""
     provider = options.provider
     dask_settings.apply()
     dask_settings.lift_file_limit()

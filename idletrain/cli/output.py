@@ -16,7 +16,7 @@ from typing import Any
 
 from idletrain.cli.printing import tell
 
-NO_READER = (errno.EPIPE, errno.EIO)  # a closed pipe, and a terminal that is gone: nobody is there to be told
+NO_READER = (errno.EPIPE, errno.EIO)  # a closed pipe, and a terminal that is gone: nobody would read an error
 
 
 class OutputFile(io.FileIO):

@@ -28,7 +28,7 @@ def as_input(x: Array, *, integers: bool = False) -> Tensor:
 def as_label(y: Array) -> Tensor:
     """Return labels as float32 or int64."""
     # Not np.ascontiguousarray: it makes a single label an array of one.
-    with np.errstate(over="ignore"):  # what float32 cannot hold is a fault of the data, and told as that
+    with np.errstate(over="ignore"):  # `check_finite` reports values beyond float32
         return torch.from_numpy(np.asarray(y, dtype=np.float32 if y.dtype.kind == "f" else np.int64, order="C"))
 
 
