@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -251,7 +252,7 @@ async def _train_until(ending: Ending, job: Job, prepared: Prepared, options: Ru
     await provider.check()
     helpers = ThreadPoolExecutor(thread_name_prefix="head", initializer=prompt_thread.wake_soon)
     asyncio.get_running_loop().set_default_executor(helpers)  # a worker on this machine must not make others wait
-    with prompt_thread.prompt(), _opened(job, options) as record, _having_room(job):
+    with prompt_thread.prompt(), _quiet_client(), _opened(job, options) as record, _having_room(job):
         directory = _run_directory(job, prepared, record, options.reached)
         with contextlib.closing(directory):
             async with (
@@ -268,6 +269,18 @@ async def _train_until(ending: Ending, job: Job, prepared: Prepared, options: Ru
                 async with publishing(client, options.summary, allow_control=options.allow_control):
                     with _stopping(ending, coordinator.stop, record), _recording_failure(record, directory):
                         return await coordinator.run(job.nodes.count)
+
+
+@contextlib.contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Silence the log of Dask's client: it prints tracebacks of a lost scheduler, of which the run's error tells."""
+    log = logging.getLogger("distributed.client")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 @contextlib.contextmanager

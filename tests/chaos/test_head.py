@@ -136,6 +136,7 @@ def test_the_scheduler_dies(
     os.kill(json.loads((run.dir / "cluster.json").read_text())["pid"], signal.SIGKILL)
     assert head.exit_code() == 1, head.text
     assert "--resume" in head.text.splitlines()[-1]
+    assert "Traceback" not in head.text  # of Dask's client, which cannot connect again
     assert not head.survivors()
     control.pace(0)
     seen = len(run.events())
