@@ -90,6 +90,7 @@ def stored_results(prefix: S3Prefix, names: Sequence[str]) -> dict[str, SweepRes
 def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]:
     """Return a run's summary, what its last event does not say (its head is gone, or what is left), and its events."""
     from idletrain.cloud import record
+    from idletrain.cloud.follow import last_events
     from idletrain.cloud.machines import ALIVE_STATES, ENDED_STATES
     from idletrain.cloud.teardown import lost_head
     from idletrain.observe.summary import summary_of
@@ -100,7 +101,7 @@ def run_status(account: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]
     if written.sweep:
         _count_trials(summary, prefix, written.sweep)
     summary.run, summary.run_dir, why = written.run, prefix.url, written.leftover
-    if summary.updated < written.created:  # all events are from before the resumption
+    if last_events(prefix) <= written.events_after:  # all are from before this session
         summary.status = "starting"
     if summary.status in UNFINISHED_STATES:
         if written.failure:

@@ -83,7 +83,7 @@ def sweep_in_cloud(request: SweepRequest, provider: CloudProvider, cloud: str, *
             run = _begun(request, place, left, ask=ask)
         _note(request, place)
         try:
-            _follow(run, place)
+            _follow(place)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 tell(_interrupted_text(run.run, provider))
@@ -182,7 +182,7 @@ def _note(request: SweepRequest, place: SweepPlace) -> None:
         note_launch(Place(own, place.cloud, None if process else account.region, process))
 
 
-def _follow(run: RunRecord, place: SweepPlace) -> None:
+def _follow(place: SweepPlace) -> None:
     """Print what happens until the sweep and its machines have ended."""
     from idletrain.cloud.follow import follow, leftover_after
     from idletrain.observe.display import describe_event
@@ -190,8 +190,6 @@ def _follow(run: RunRecord, place: SweepPlace) -> None:
     ending = contextlib.ExitStack()
 
     def show(event: Record) -> None:
-        if event.get("t", 0.0) < run.created:  # from before a resumption
-            return
         if event["kind"] in SHOWN:
             tell(describe_event(event) or "")
         if event["kind"] == "run_ended":

@@ -193,30 +193,29 @@ def _follow(
     Returns:
         None if the user interrupts a run that goes on without this command.
     """
-    from idletrain.cloud.follow import follow
+    from idletrain.cloud.follow import earlier_events, follow
     from idletrain.observe import display
 
-    summary = shown.summary
+    summary, ending, is_over = shown.summary, contextlib.ExitStack(), False
 
-    ending = contextlib.ExitStack()
+    def notice_end(event: dict[str, Any]) -> None:
+        nonlocal is_over
+        if event["kind"] == "run_ended":
+            is_over = True
+            ending.enter_context(notice_if_slow("ending the run's machines"))
 
-    def show_new(event: dict[str, Any]) -> None:
-        if event.get("t", 0.0) >= run.created:  # earlier ones are from before a resumption
-            shown(event)
-            watcher(event)
-            if event["kind"] == "run_ended":
-                ending.enter_context(notice_if_slow("ending the run's machines"))
-
-    sink = display.folding(summary, show_new)
-    sink({"kind": "waiting", "s": 0.0, "t": run.created, "reason": provider.boot_reason})
     try:
+        for event in earlier_events(prefix, run):
+            as_seen_from_here(provider, account, run_dir, summary.add)(event)
+        sink = display.folding(summary, shown, watcher, notice_end)
+        sink({"kind": "waiting", "s": 0.0, "t": run.created, "reason": provider.boot_reason})
         with ending:
             ended = follow(prefix, as_seen_from_here(provider, account, run_dir, sink), account)
     except KeyboardInterrupt:
         if not provider.outlives_command:
             raise
         return None
-    if summary.status in UNFINISHED_STATES or summary.updated <= run.created:  # the head recorded no end
+    if not is_over or summary.status in UNFINISHED_STATES:  # the head recorded no end
         summary.status = "taken down"
         watcher({"kind": "run_ended", "rounds": summary.rounds, "t": summary.updated})
     return ended

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 
 from idletrain.cloud import leader_lease, record, teardown
@@ -11,8 +10,9 @@ from idletrain.cloud.account import CloudAccount
 from idletrain.cloud.machines import ALIVE_STATES, ENDED_STATES
 from idletrain.cloud.record import RunRecord
 from idletrain.errors import IdletrainError, JobError, RunError, UnansweredError
-from idletrain.observe.records import Sink, parse
+from idletrain.observe.records import Record, Sink, parse
 from idletrain.rounds.durable import s3_mirror
+from idletrain.rounds.durable.s3_mirror import EVENTS
 from idletrain.storage import S3Prefix
 
 logger = logging.getLogger(__name__)
@@ -25,8 +25,20 @@ BEGINNINGS = ("run_started", "trial")  # events of a head that trains
 HEAD_END_SECONDS = 120.0  # its machine shuts down after its last write
 
 
+def last_events(prefix: S3Prefix) -> str:
+    """Return the key of a run's last events so far, or an empty string."""
+    return max(prefix.names(f"{EVENTS}/"), default="")
+
+
+def earlier_events(prefix: S3Prefix, run: RunRecord) -> list[Record]:
+    """Return a run's events from before this session."""
+    keys = [key for key in prefix.names(f"{EVENTS}/") if key <= run.events_after]
+    contents = [stored.content for key in keys if (stored := prefix.get(key))]
+    return [event for content in contents for event in parse(content.splitlines())]
+
+
 def follow(prefix: S3Prefix, sink: Sink, account: CloudAccount) -> RunRecord:
-    """Pass a run's events to a sink until the run has ended; return its record.
+    """Pass a run's events of this session to a sink until the run has ended; return its record.
 
     Reads the run's prefix alone, and checks with the account whether the head is alive when no event comes. Where the
     cloud does not answer, the run goes on: repeat the request until the run's machines have ended by themselves.
@@ -35,7 +47,6 @@ def follow(prefix: S3Prefix, sink: Sink, account: CloudAccount) -> RunRecord:
         RunError: the head failed, is gone, or has been silent for too long.
     """
     followed, refusal, over = _FollowedRun(prefix, account), "", False
-    since = followed.run.created
     while True:
         try:
             with account.explained():
@@ -50,8 +61,7 @@ def follow(prefix: S3Prefix, sink: Sink, account: CloudAccount) -> RunRecord:
             time.sleep(UNANSWERED_SECONDS)
             continue
         for event in (event for content in contents for event in parse(content.splitlines())):
-            is_end = event["kind"] == "run_ended" and event.get("t", math.inf) >= since
-            over = is_end or (over and event["kind"] not in BEGINNINGS)  # it may be resumed
+            over = event["kind"] == "run_ended" or (over and event["kind"] not in BEGINNINGS)
             sink(event)
         run = followed.run
         if run.failure:
@@ -84,7 +94,7 @@ class _FollowedRun:
         self._leading = prefix.beside(self.run.of_sweep) if self.run.of_sweep else prefix  # where the head's lease is
         self._first_beat = self._beat = leader_lease.renewed(self._leading)  # of the head before, until this one leads
         self.heard = self._checked = time.monotonic()
-        self.lost = self._last_read = ""
+        self.lost, self._last_read = "", self.run.events_after
 
     def read_new(self) -> list[bytes]:
         """Look at the run once more; return its new events, as files of lines."""
@@ -95,7 +105,7 @@ class _FollowedRun:
                 self.heard = self._checked
         self.run = record.read(self._prefix)  # after the check: a head whose run has ended is gone, too
         contents: list[bytes] = []
-        last = s3_mirror.tail(self._prefix, "events.jsonl", contents.append, self._last_read)
+        last = s3_mirror.tail(self._prefix, EVENTS, contents.append, self._last_read)
         if last != self._last_read:
             self._last_read, self.heard = last, time.monotonic()
         return contents

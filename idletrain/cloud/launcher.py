@@ -264,7 +264,8 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
     spent = cost.accrued(s3_mirror.events(prefix), now).spent_usd
     until = now + replace(plan.quote, spent_usd=spent).deadline_seconds
     tags = run_tags(job.name, prefix.url, account.owner, version("idletrain"), now, until)
-    run = replace(run, generation=previous.generation + 1, spent_usd=spent, deadline=until, tags=tags)
+    last, generation = follow.last_events(prefix), previous.generation + 1
+    run = replace(run, generation=generation, events_after=last, spent_usd=spent, deadline=until, tags=tags)
     prefix.put(record.RUN_RECORD_KEY, run.as_json())
     return run
 

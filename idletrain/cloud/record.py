@@ -53,6 +53,8 @@ class RunRecord:
         on_demand: On-demand USD an hour by instance type.
         spent_usd: Cost of the sessions before this one.
         generation: Number of head nodes that were started before this one.
+        events_after: Key of the last events from before this session, or empty. Times do not tell which events are
+            older: the clocks of machines differ.
         need_bytes: RAM of one slot of a node.
         most_slots: Largest number of slots used on one node.
         state: `running`, `ending` or `ended`.
@@ -78,6 +80,7 @@ class RunRecord:
     most_slots: int
     spent_usd: float = 0.0
     generation: int = 0
+    events_after: str = ""
     state: str = "running"
     failure: str = ""
     leftover: str = ""

@@ -31,6 +31,7 @@ from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.patience import Patience
 from idletrain.cloud.aws.provider import AwsProvider
 from idletrain.cloud.aws.run_resources import put_identities
+from idletrain.cloud.follow import last_events
 from idletrain.cloud.machines import run_tags
 from idletrain.cloud.sandbox import provider as sandbox
 from idletrain.cloud.teardown import Orphan
@@ -116,7 +117,7 @@ def test_a_report_names_every_machine_and_why_it_ended(past: S3Prefix, tmp_path:
 
 
 def test_a_run_s_status_is_read_from_its_prefix(past: S3Prefix) -> None:
-    record.update(past, created=time.time())
+    record.update(past, created=time.time(), events_after=last_events(past))
     assert json.loads(run("status", "past", "--cloud", "sandbox", "--json"))["status"] == "starting"
     record.update(past, state="ended")
     output = run("status", "past", "--cloud", "sandbox")

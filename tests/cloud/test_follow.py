@@ -149,6 +149,34 @@ def test_a_run_that_has_ended_is_not_lost_with_its_head(
     assert [event["kind"] for event in seen] == ["snapshot", "run_ended"]
 
 
+def test_the_events_of_a_session_are_known_without_their_times(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the head is an hour behind this machine's, that of the head before was an hour ahead."""
+    run = replace(RECORD, run="two-clocks", created=time.time(), events_after="events.jsonl/000000000000000")
+    record.claim(prefix, run)
+    monkeypatch.setattr(follow, "ALIVE_CHECK_SECONDS", 0.2)
+    then, now = run.created + 3600, run.created - 3600
+    prefix.put("events.jsonl/000000000000000", b'{"kind": "run_ended", "t": %d, %s}\n' % (then, ENDED))
+    assert follow.last_events(prefix) == run.events_after
+    prefix.put("events.jsonl/000000000000100", b'{"kind": "run_ended", "t": %d, %s}\n' % (now, ENDED))
+    seen: list[Any] = []
+    assert follow.follow(prefix, seen.append, account).state == "running"  # its head could not write more
+    assert [event["t"] for event in seen] == [int(now)]
+    assert [event["t"] for event in follow.earlier_events(prefix, run)] == [int(then)]
+
+
+def test_an_end_before_this_session_does_not_end_it(
+    account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = "events.jsonl/000000000000000"
+    record.claim(prefix, replace(RECORD, run="ended-before", events_after=last))
+    monkeypatch.setattr(follow, "ALIVE_CHECK_SECONDS", 0.2)
+    prefix.put(last, b'{"kind": "run_ended", "t": %d, %s}\n' % (time.time() + 3600, ENDED))
+    with pytest.raises(RunError, match="ended-before: it has no head; go on with --resume"):
+        follow.follow(prefix, lambda _event: None, account)
+
+
 def test_a_sweep_that_goes_on_behind_its_end_is_lost_with_its_head(
     account: Account, prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:

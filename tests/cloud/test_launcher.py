@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rehearsal import RECORD, Sandbox
 
-from idletrain.cloud import launcher, machine_log, record, teardown
+from idletrain.cloud import follow, launcher, machine_log, record, teardown
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.machines import run_tags
 from idletrain.cloud.record import SweepOrder
@@ -149,6 +149,7 @@ def test_a_run_whose_head_is_at_work_is_not_resumed(
     cloud.ec2.terminate_instances(InstanceIds=[head])
     resumed = launcher.start(plan, account, prefix, image="idletrain", resume=True)
     assert resumed.generation == 1
+    assert resumed.events_after == follow.last_events(prefix) != ""  # its machines' ends are of the session before
     teardown.take_down(account, "night", prefix)
 
 
