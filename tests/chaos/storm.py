@@ -37,7 +37,7 @@ from .helpers import Cluster, Control, Process, Run, destroy_all, job_tree, pyth
 from .spot_storm import SpotStorm, spot_tree
 from .test_disk import fill
 
-ROUNDS, SUBNETS, WORKERS = 8, 3, 3
+ROUNDS, SUBNETS, WORKERS = 40, 3, 3
 STEP_SECONDS = 0.03  # so that faults hit subnets in the middle
 FAULTS_A_RUN = 16
 MOST_RUN_SECONDS = 240.0
