@@ -58,6 +58,9 @@ class UnansweredRequest:
 class FleetController:
     """Launch and terminate one run's nodes; as a sink of the run's events, it learns which machines have workers.
 
+    Decisions follow the monotonic clock: the wall clock may be set, and differ from the cloud's, which says when a
+    machine was launched.
+
     Args:
         account: The account.
         record: The run's record.
@@ -74,6 +77,7 @@ class FleetController:
         self._tags[TAG + "slot-bytes"] = f"{record.need_bytes}"
         self._prices = dict(record.prices)
         self._workers: dict[str, str] = {}
+        self._first_seen: dict[str, float] = {}
         self._joined: set[str] = set()
         self._workerless: dict[str, float] = {}
         self._leaving: set[str] = set()
@@ -116,7 +120,7 @@ class FleetController:
             case "worker_left" if worker in self._workers:
                 machine = self._workers.pop(worker)
                 if machine not in self._workers.values():
-                    self._workerless[machine] = time.time()
+                    self._workerless[machine] = time.monotonic()
                 if not self._workers:
                     self.idle_since = time.monotonic()
                 self._changed.set()
@@ -161,8 +165,8 @@ class FleetController:
         if self._detached:
             return reconcile.CHECK_SECONDS
         self._pools_in_use = {i.pool for i in instances if i.state in RUNNING_STATES}
-        now = time.time()
-        machines = [self._machine(i) for i in instances if i.role == "worker" and i.state in RUNNING_STATES]
+        now = time.monotonic()
+        machines = [self._machine(i, now) for i in instances if i.role == "worker" and i.state in RUNNING_STATES]
         return await self._keep(machines + self._unseen(instances, now), now)
 
     async def _keep(self, machines: list[FleetMachine], now: float) -> float:
@@ -185,7 +189,7 @@ class FleetController:
         if self._unanswered:
             return min(max(self._unanswered.due - time.monotonic(), 0.0), reconcile.CHECK_SECONDS)
         return reconcile.next_check_seconds(
-            wanted, self._times, changed=changed, may_launch=may_launch, now=time.time()
+            wanted, self._times, changed=changed, may_launch=may_launch, now=time.monotonic()
         )
 
     async def _terminate(self, command: Terminate) -> None:
@@ -213,10 +217,10 @@ class FleetController:
         sent = self._unanswered or UnansweredRequest(launch, self._new_request(launch), 0, 0.0)
         if sent.due > time.monotonic():
             return False
-        self._times = self._times.after_request(launch.pools, time.time())
+        self._times = self._times.after_request(launch.pools, time.monotonic())
         call = asyncio.to_thread(self._account.start_nodes, self._record.site, sent.request)
         outcome = await _finish_uncancelled(asyncio.ensure_future(call))
-        now = time.time()
+        now = time.monotonic()
         if outcome.repeat:
             self._unanswered = replace(sent, tries=sent.tries + 1, due=time.monotonic() + _pause(sent.tries + 1))
             self._wait_for(outcome.why)
@@ -261,11 +265,11 @@ class FleetController:
         }
         return list(self._expected.values())
 
-    def _machine(self, instance: Instance) -> FleetMachine:
+    def _machine(self, instance: Instance, now: float) -> FleetMachine:
         return FleetMachine(
             id=instance.id,
             pool=instance.pool,
-            launched_at=instance.launched_at,
+            launched_at=self._first_seen.setdefault(instance.id, now),
             joined=instance.id in self._joined,
             workerless_since=self._workerless.get(instance.id),
             leaving=instance.id in self._leaving,
@@ -280,7 +284,7 @@ class FleetController:
         ended = {event["instance"]: event["reason"] for event in events if event["kind"] == "instance_ended"}
         ours = self._joined | self._ended
         failed = {i.pool for i in instances if ended.get(i.id) == SPOT_INTERRUPTION or i.id in ended.keys() - ours}
-        self._times = self._times.after_failure(failed, time.time())
+        self._times = self._times.after_failure(failed, time.monotonic())
         self._events += events
         self._flush()
 

@@ -30,9 +30,9 @@ class FleetMachine:
     """A node as the cloud and the run see it.
 
     Attributes:
-        launched_at: Unix seconds.
+        launched_at: When it was launched, in seconds.
         joined: Whether one of its workers ever joined.
-        workerless_since: Unix seconds since when it has no worker, if it had one.
+        workerless_since: Since when it has no worker, in seconds, if it had one.
         leaving: Whether it got an interruption notice.
         at_risk: Whether it got a rebalance recommendation.
     """
@@ -63,7 +63,7 @@ class DesiredFleet:
 
 @dataclass(frozen=True)
 class PoolTimes:
-    """When pools were requested, and when they had no machines, in Unix seconds.
+    """When pools were requested, and when they had no machines, in seconds.
 
     Attributes:
         requested: When each pool's machines were last requested.
@@ -119,7 +119,7 @@ def decide(
         machines: Nodes that are pending or running.
         times: When pools were requested, and when they had no machines.
         may_launch: Whether the budget allows more machines.
-        now: Unix seconds.
+        now: Seconds, of the clock that the other times are of.
     """
     late, lost = _late(machines, now), _lost(machines, now)
     commands: list[FleetCommand] = []
@@ -140,7 +140,7 @@ def missing_count(wanted: DesiredFleet, machines: Sequence[FleetMachine], now: f
     Args:
         wanted: The nodes that the job requests.
         machines: Nodes that are pending or running.
-        now: Unix seconds.
+        now: Seconds, of the clock that the other times are of.
     """
     late = _late(machines, now)
     useful = [m for m in machines if not m.leaving and m not in late and m.workerless_since is None]
@@ -159,7 +159,7 @@ def after_launch(
         requested: What was asked for.
         launched: How many machines there are of it.
         unavailable: The pools that reported an error.
-        now: Unix seconds of the answer.
+        now: Seconds, when the answer came.
     """
     failed = unavailable.intersection(requested.pools)
     return times.after_failure(failed if failed or launched >= requested.count else requested.pools, now)
@@ -173,7 +173,7 @@ def next_check_seconds(wanted: DesiredFleet, times: PoolTimes, *, changed: bool,
         times: When pools were requested, and when they had no machines.
         changed: Whether something was launched or terminated now, or is going to be in a moment.
         may_launch: Whether nodes are missing and the budget allows them.
-        now: Unix seconds.
+        now: Seconds, of the clock that the other times are of.
     """
     if changed:
         return CHANGE_SECONDS

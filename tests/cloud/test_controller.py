@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rehearsal import RECORD, SPOT_POOLS, Sandbox, sleeping
 
-from idletrain.cloud import reconcile
+from idletrain.cloud import controller, reconcile
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.aws.errors import explained
 from idletrain.cloud.controller import PRICE_CHECK_SECONDS, UNSEEN_SECONDS, FleetController
@@ -321,15 +321,33 @@ def test_a_machine_that_is_not_listed_yet_is_not_launched_again(cloud: Sandbox, 
         async with fleet:
             await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
         unlisted = FleetController(account, replace(fleet.record, generation=1), "tls://127.0.0.1:1")
-        unlisted._expected = {id_: FleetMachine(id_, SPOT_POOLS[0], time.time()) for id_ in ("i-1", "i-2")}
+        unlisted._expected = {id_: FleetMachine(id_, SPOT_POOLS[0], time.monotonic()) for id_ in ("i-1", "i-2")}
         account.terminate(fleet.alive())
         await unlisted.check()
         assert fleet.alive() == []
         unlisted._expected = {
-            id_: FleetMachine(id_, SPOT_POOLS[0], time.time() - UNSEEN_SECONDS) for id_ in ("i-1", "i-2")
+            id_: FleetMachine(id_, SPOT_POOLS[0], time.monotonic() - UNSEEN_SECONDS) for id_ in ("i-1", "i-2")
         }
         await unlisted.check()
         assert len(fleet.alive()) == 2
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_a_wrong_clock_ends_no_machine(account: Account, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """The clock says when machines cost something, and nothing else: the cloud's own clock tells when one began."""
+    wrong = SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic)
+    monkeypatch.setattr(controller, "time", wrong)
+
+    async def check() -> None:
+        async with ControlledFleet(account) as fleet:
+            await fleet.until("two machines", lambda: len(fleet.alive()) == 2)
+            for _ in range(3):
+                await fleet.keeper.check()
+            assert len(fleet.ever()) == 2
+            (launched, _) = (record["t"] for record in fleet.records if record["kind"] == "instance_launched")
+            assert abs(launched - time.time()) < 600  # as the cloud says
 
     asyncio.run(check())
 
