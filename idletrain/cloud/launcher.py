@@ -144,7 +144,7 @@ def start(
         RunError: the cloud refuses.
     """
     _refuse_namesake(account, plan.job.name, prefix)
-    run = _write_record(plan, account, prefix, resume, command=command, allow_control=allow_control)
+    run = _write_record(plan, account, prefix, resume, report, command=command, allow_control=allow_control)
     reached("record")
     try:
         _create_resources(plan, run, account, prefix, image, report, reached)
@@ -226,7 +226,9 @@ def _refuse_namesake(account: CloudAccount, run: str, prefix: S3Prefix) -> None:
         )
 
 
-def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resume: bool, **options: Any) -> RunRecord:
+def _write_record(
+    plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resume: bool, report: Callable[[str], None], **options: Any
+) -> RunRecord:
     """Write the run record before creating resources; on resume, replace it by one with a new deadline."""
     job, now = plan.job, time.time()
     deadline = now + plan.quote.deadline_seconds
@@ -254,7 +256,7 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
         return run
     previous = record.read(prefix)
     _refuse_other_kind(run, previous, prefix)
-    _refuse_led(account, previous, prefix, now)
+    _refuse_led(account, previous, prefix, report)
     if run.sweep is None:  # ended trials are skipped, and there may be new ones
         past = summary_of(s3_mirror.events(prefix))
         check_resumption(job, Job.model_validate(previous.job), past.status, past.rounds)
@@ -270,14 +272,17 @@ def _write_record(plan: SpotPlan, account: CloudAccount, prefix: S3Prefix, resum
     return run
 
 
-def _refuse_led(account: CloudAccount, run: RunRecord, prefix: S3Prefix, now: float) -> None:
+def _refuse_led(account: CloudAccount, run: RunRecord, prefix: S3Prefix, report: Callable[[str], None]) -> None:
     """Refuse to resume a run whose head is at work, or boots: that would end its machines."""
     if run.state != "running" or run.failure or account.region != run.site.region:
         return
     machines = account.instances(run.run, RUNNING_STATES)
     heads = [m for m in machines if m.role == "head" and m.head_session == run.head_session]
-    boots = any(now - head.launched_at < follow.BOOT_SECONDS for head in heads)
-    if heads and (boots or now - leader_lease.renewed(prefix) < follow.RUN_SILENCE_SECONDS):
+    if not heads:
+        return
+    report("looking whether the run's head is at work")
+    boots = any(time.time() - head.launched_at < follow.BOOT_SECONDS for head in heads)
+    if boots or leader_lease.is_renewed(prefix):
         name = f"{prefix.url} --region {account.region}"
         raise JobError(
             f"name: run {run.run} is at work; follow it with `idletrain logs {name} -f`, or end it with "

@@ -34,6 +34,17 @@ def renewed(prefix: S3Prefix) -> float:
     return _held(prefix.get(LEADER_LEASE_KEY))[1]
 
 
+def is_renewed(prefix: S3Prefix) -> bool:
+    """Return whether a head renews its lease, after at most the time in which a lease expires.
+
+    The time in it does not tell: clocks of machines differ.
+    """
+    first, expires = renewed(prefix), time.monotonic() + LEASE_SECONDS
+    while (latest := renewed(prefix)) == first and time.monotonic() < expires:
+        time.sleep(LEASE_POLL_SECONDS)
+    return latest != first
+
+
 def _held(stored: TaggedContent | None) -> tuple[str, float]:
     """Return a lease's holder and when it was renewed; "" and 0 without a lease."""
     if stored is None:

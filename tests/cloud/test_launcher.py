@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rehearsal import RECORD, Sandbox
 
-from idletrain.cloud import follow, launcher, machine_log, record, teardown
+from idletrain.cloud import follow, launcher, leader_lease, machine_log, record, teardown
 from idletrain.cloud.aws.account import Account
 from idletrain.cloud.machines import run_tags
 from idletrain.cloud.record import SweepOrder
@@ -150,6 +152,30 @@ def test_a_run_whose_head_is_at_work_is_not_resumed(
     resumed = launcher.start(plan, account, prefix, image="idletrain", resume=True)
     assert resumed.generation == 1
     assert resumed.events_after == follow.last_events(prefix) != ""  # its machines' ends are of the session before
+    teardown.take_down(account, "night", prefix)
+
+
+def test_a_head_that_renews_its_lease_is_at_work_whatever_its_clock_says(
+    cloud: Sandbox, account: Account, prefix: S3Prefix, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "BOOT_SECONDS", 0.0)
+    monkeypatch.setattr(leader_lease, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(leader_lease, "LEASE_POLL_SECONDS", 0.05)
+    plan = launcher.make_spot_plan(job(), account, cache)
+    launcher.start(plan, account, prefix, image="idletrain", resume=False)
+    renewed, hour = iter(range(1000)), 3600
+
+    def renew(_seconds: float) -> None:
+        content = {"holder": "i-1", "renewed": time.time() - hour + next(renewed)}
+        prefix.put(leader_lease.LEADER_LEASE_KEY, json.dumps(content).encode())
+
+    said: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(leader_lease, "time", SimpleNamespace(sleep=renew, monotonic=time.monotonic))
+        with pytest.raises(JobError, match="name: run night is at work"):
+            launcher.start(plan, account, prefix, image="idletrain", resume=True, report=said.append)
+    assert said == ["looking whether the run's head is at work"]
+    assert launcher.start(plan, account, prefix, image="idletrain", resume=True).generation == 1
     teardown.take_down(account, "night", prefix)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import threading
+import time
 
 import pytest
 
@@ -49,6 +52,24 @@ def test_the_lease_of_a_head_that_is_gone_can_be_taken_away_and_a_zombie_loses_i
         leader_lease.end(prefix)
 
     asyncio.run(check())
+
+
+def test_a_lease_is_renewed_or_not_whatever_its_clock_says(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_lease, "LEASE_SECONDS", 1.5)
+    monkeypatch.setattr(leader_lease, "LEASE_POLL_SECONDS", 0.05)
+    hour_ago = itertools.count(time.time() - 3600)
+
+    def write() -> None:
+        content = {"holder": "i-1", "renewed": next(hour_ago)}
+        prefix.put(leader_lease.LEADER_LEASE_KEY, json.dumps(content).encode())
+
+    assert not leader_lease.is_renewed(prefix)
+    write()
+    assert not leader_lease.is_renewed(prefix)
+    later = threading.Timer(0.5, write)
+    later.start()
+    assert leader_lease.is_renewed(prefix)
+    later.join()
 
 
 def test_a_second_head_is_refused_while_the_first_renews(prefix: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
