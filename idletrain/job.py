@@ -14,7 +14,7 @@ from idletrain.machine_settings import CloudSettings, NodeSettings
 from idletrain.optimizer_settings import MicroBatch, OptimizerSettings, OuterOptimizerSettings
 from idletrain.phases import PhaseSettings, TrainingPhase, finishing_whole, in_order, spelled_out
 from idletrain.quantities import parse_bytes
-from idletrain.strict_settings import Count, Place, Seconds, StrictSettings, absolute_place
+from idletrain.strict_settings import Arguments, Count, Place, Seconds, StrictSettings, absolute_place
 
 # Settings of training that are chosen for the fleet when a job leaves them out.
 OPEN_SETTINGS = ("method", "subnets", "copies", "local_steps", "finish_whole", "exchange")
@@ -51,7 +51,7 @@ class ModelSettings(StrictSettings):
 
     factory: str
     """A function that returns an `nn.Module`, as `package.module:function`, imported from the working directory too."""
-    args: dict[str, Any] = {}
+    args: Arguments = {}
     """Keyword arguments of the factory."""
     exclude: tuple[str, ...] = ()
     """Neuron groups that stay whole, by name (`idletrain plan` lists them)."""
@@ -84,7 +84,7 @@ class DataSettings(StrictSettings):
     factory: str | None = None
     """A function that returns `(train, test)`, `{"train": ..., "test": ...}` or training data alone, as
     `package.module:function`; each part is what `idletrain.fit` takes. It runs on every machine."""
-    args: dict[str, Any] = {}
+    args: Arguments = {}
     """Keyword arguments of the factory."""
     empty: Literal["drop", "keep"] = "drop"
     """Whether to drop or keep rows without labels in extreme-classification files (.txt, .svm, pairs of CSR .npz)."""
@@ -126,7 +126,7 @@ class MetricSettings(StrictSettings):
 
     metric: str
     """A torchmetrics metric or a function `(outputs, labels) -> number`, as `package.module:name`."""
-    args: dict[str, Any] = {}
+    args: Arguments = {}
     """Arguments by name: of the metric's class, or of the function beside outputs and labels."""
     better: Literal["higher", "lower"] | None = None
     """Which of two values is the better one; torchmetrics' metrics know it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Annotated, Any, get_args
@@ -27,6 +28,33 @@ def absolute_place(place: str) -> str:
     return path
 
 
+def kept_by_json(value: Any, name: str = "") -> Any:
+    """Return a value of a job that JSON gives back as it is: a run's record and its processes get the job as JSON.
+
+    Args:
+        value: The value.
+        name: Where it is within a field.
+
+    Raises:
+        ValueError: it has a part that JSON changes.
+    """
+    where = f" in {name}" if name else ""
+    if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"should have text as keys{where}, '{odd[0]}' instead of {odd[0]}")
+        for key, item in value.items():
+            kept_by_json(item, f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            kept_by_json(item, f"{name}[{place}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"should have a finite number{where}, or text that the function reads")
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(f"should have text, a number, true, false, null, a list or fields{where}")
+    return value
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(kept_by_json)]  # of a function
 Place = Annotated[str, AfterValidator(absolute_place)]  # a path or an S3 address
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 

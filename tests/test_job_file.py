@@ -227,6 +227,13 @@ def test_a_job_as_plain_values_has_its_rounds_or_its_epochs(given: dict[str, Any
     }
 
 
+def test_a_name_that_is_given_beside_replaces_the_file_s_own(tmp_path: Path) -> None:
+    for own in ({}, {"name": "own"}):
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in tree().items() if key != "name"} | own))
+        assert load_job(path, "given").name == "given"
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=[path.stem for path in WORKFLOWS])
 def test_the_workflows_parse_and_are_named_after_their_files(path: Path) -> None:
     assert load_job(path).name == path.stem
@@ -619,6 +626,18 @@ def test_what_a_mapping_takes_from_another_may_be_replaced(tmp_path: Path) -> No
         ({"data": None}, "data: is empty; it should be fields and their values, for example data: {name: digits}"),
         ({"model": {"factory": "math:pi", "exclude": "fc"}}, "model.exclude: 'fc' should be a list, such as ['fc']"),
         ({"model": {"factory": "math:pi", "args": 5}}, "model.args: 5 should be fields and their values, below it"),
+        (
+            {"model": {"factory": "math:pi", "args": {"drop": {0: 0.1}}}},
+            "model.args: {'drop': {0: 0.1}} should have text as keys in drop, '0' instead of 0",
+        ),
+        (
+            {"model": {"factory": "math:pi", "args": {"a": [1, {"b": float("inf")}]}}},
+            "model.args: {'a': [1, {'b': inf}]} should have a finite number in a[1].b, or text that the function reads",
+        ),
+        (
+            {"data": {"factory": "math:pi", "args": {"some": {1}}}},
+            "data.args: {'some': {1}} should have text, a number, true, false, null, a list or fields in some",
+        ),
         ({"nodes": {"count": True}}, "nodes.count: True should be a number"),
     ],
 )
