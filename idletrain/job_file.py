@@ -35,14 +35,18 @@ EXAMPLES = {  # of settings, for one who writes something else in their place
 }
 
 
-def load_job(path: Path) -> Job:
+def load_job(path: Path, name: str | None = None) -> Job:
     """Read a job file.
+
+    Args:
+        path: The file.
+        name: The run's name, instead of the job's; None leaves it.
 
     Raises:
         JobError: the file is missing, is not YAML, or has faults; it holds all of them, one sentence each, with missing
             files and packages that the job names.
     """
-    tree = read_tree(path)
+    tree = read_tree(path) | ({} if name is None else {"name": name})
     try:
         return parse_job(tree)
     except JobError as error:

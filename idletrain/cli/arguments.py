@@ -59,8 +59,7 @@ def read_job_file(path: Path, nodes: int | None, name: str | None = None) -> Job
     """Read a job file; replace its name and number of nodes by those of the command line."""
     from idletrain.job_file import load_job, parse_job
 
-    tree = load_job(path).model_dump(exclude_unset=True)
-    tree |= {} if name is None else {"name": name}
+    tree = load_job(path, name).model_dump(exclude_unset=True)
     tree |= {"nodes": {**tree.get("nodes", {}), "count": nodes}} if nodes else {}
     return parse_job(tree)
 
