@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from distributed import Client
 
 from idletrain.cluster import dask_settings, prompt_thread
+from idletrain.data_files import changed_files, file_digests
 from idletrain.end_signals import Ending, ended_by_signals
 from idletrain.epochs import with_rounds
 from idletrain.errors import DamageError, IdletrainError, JobError, RunError, reading, user_code_fails
@@ -261,9 +262,9 @@ async def _train_until(ending: Ending, job: Job, prepared: Prepared, options: Ru
             ):
                 page = await page_of(client, first_port=provider.dashboard_port)
                 facts = provenance(job, options.command, *page) | {"better": prepared.better} | _row_census(prepared)
-                facts["code"] = _code_of(prepared.program)
+                facts |= {"code": _code_of(prepared.program), "data_files": file_digests(job.data.paths)}
                 if options.resume:
-                    _warn_of_changed_code(job, facts["code"], directory.round, record)
+                    _warn_of_changes(job, facts, directory.round, record)
                 coordinator = Coordinator(job, prepared, directory, client, record, facts, options.on_evaluate)
                 options.on_start(coordinator.stop, record)
                 async with publishing(client, options.summary, allow_control=options.allow_control):
@@ -352,15 +353,18 @@ def _code_of(program: Program) -> dict[str, str]:
     return own_code(program.module, (program.loss, program.schedule))
 
 
-def _warn_of_changed_code(job: Job, now: dict[str, str], round_: int, record: Recorder) -> None:
-    """Record a warning if the user's own code is not what the run's first rounds were trained by."""
-    before = None
+def _warn_of_changes(job: Job, now: Mapping[str, Any], round_: int, record: Recorder) -> None:
+    """Record a warning if the user's own code or data are not what the run's first rounds were trained by and on."""
+    first: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, RunError):  # records are not what a run goes on from
-        starts = (event for event in read_records(job.run_dir / "events.jsonl") if event["kind"] == "run_started")
-        before = next(starts, {}).get("code")
-    if isinstance(before, dict) and (changed := changes(before, now)):
-        reason = f"the code of {', '.join(changed)} has changed since the run began; further rounds train what is new"
-        record("warning", round=round_, reason=reason)
+        events = read_records(job.run_dir / "events.jsonl")
+        first = next((event for event in events if event["kind"] == "run_started"), first)
+    code, files = (then if isinstance(then := first.get(name), dict) else now[name] for name in ("code", "data_files"))
+    changed = changes(code, now["code"])
+    for what in (f"the code of {', '.join(changed)}" if changed else "", *changed_files(files, now["data_files"])):
+        if what:
+            reason = f"{what} has changed since the run began; further rounds train what is new"
+            record("warning", round=round_, reason=reason)
 
 
 def _row_census(prepared: Prepared) -> dict[str, Any]:

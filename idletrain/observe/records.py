@@ -6,9 +6,10 @@ and `kind`. The kinds and their fields:
     run_started      run, version, subnets, rounds, phases (their number), policy, target, method, local_steps,
                      parameters, groups, resumed_at, samples (of the training data; null if unknown), samples_a_step,
                      run_dir, dashboard, dashboard_note, command, job, versions, hardware, exchange, better (`higher` or
-                     `lower` by metric), code (digests of the user's own classes and functions by name), and with a
-                     forecast expected (a round's seconds: pull, compute, push, commit) and why; of sparse rows data
-                     (rows, features, labels, without_labels, repaired_rows)
+                     `lower` by metric), code (digests of the user's own classes and functions by name), data_files
+                     (digests of the data's files by path), and with a forecast expected (a round's seconds: pull,
+                     compute, push, commit) and why; of sparse rows data (rows, features, labels, without_labels,
+                     repaired_rows)
     phase_started    round, phase, subnets, copies, local_steps (where training.phases are several; the first one's are
                      those of run_started)
     worker_joining   worker
