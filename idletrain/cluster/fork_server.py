@@ -80,12 +80,12 @@ def title(module: str, arguments: Sequence[str]) -> str:
 
 
 def importable() -> list[str]:
-    """Return where this process finds modules, but for its working directory.
+    """Return where this process finds modules, but for its working directory, unless idletrain itself is from there.
 
     Left out is what comes and goes without a module: a Dask server's scratch folder, and the name that an editable
     install adds to the path.
     """
-    here = {"", ".", str(Path.cwd())}
+    here = {"", ".", str(Path.cwd())} - {str(Path(__file__).parents[2])}
     others = [entry for entry in dict.fromkeys(sys.path) if entry not in here and SCRATCH not in Path(entry).parts]
     return [entry for entry in others if Path(entry).exists()]
 

@@ -39,10 +39,12 @@ def main() -> None:
     head, imported = int(sys.argv[1]), threading.Event()
     watching = threading.Thread(target=_watch, args=(head, imported))
     watching.start()
-    for name in (*PRELOADED, *sys.argv[2:]):
-        importlib.import_module(name)
+    try:
+        for name in (*PRELOADED, *sys.argv[2:]):
+            importlib.import_module(name)
+    finally:  # where one cannot be imported, this process ends and says why
+        imported.set()
     gc.freeze()  # else a fork's first collection would copy all of it
-    imported.set()
     watching.join()  # a fork has no threads but its own
     os.chdir("/")
     channel = socket.socket(fileno=os.dup(0))

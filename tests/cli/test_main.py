@@ -410,3 +410,11 @@ def test_who_uses_no_proxy_at_all_keeps_that() -> None:
     environment = {"NO_PROXY": "*"}
     cli.bypass_proxies(environment)
     assert environment == {"NO_PROXY": "*"}
+
+
+def test_a_folder_of_its_name_does_not_hide_the_package(tmp_path: Path) -> None:
+    """Such as a clone, for a script beside it."""
+    (tmp_path / "idletrain").mkdir()
+    command = [sys.executable, "-c", "import idletrain; idletrain.fit"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

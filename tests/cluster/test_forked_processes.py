@@ -235,6 +235,25 @@ def test_a_system_that_forbids_forks_gets_processes_of_their_own(
     assert "--no-such-option" in (tmp_path / "log").read_text()
 
 
+def test_a_parent_that_cannot_import_a_module_ends_its_forks_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    parent = forked_processes.start_parent(os.environ, ("no_such_module",), lasting=True)
+    fork = parent.start(("--version",), tmp_path / "log", os.environ)
+    assert fork.wait(30) == 1
+    assert "No module named 'no_such_module'" in (tmp_path / "log").read_text()
+    assert not parent.can_start
+
+
+def test_modules_are_found_in_the_working_directory_only_if_idletrain_is_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = str(Path(fork_server.__file__).parents[2])
+    for folder in (own, str(tmp_path)):
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.chdir(folder)
+        assert (folder in fork_server.importable()) == (folder == own)
+
+
 def test_a_fork_that_starts_workers_has_imported_all_that_they_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
