@@ -17,7 +17,7 @@ test: $(READY)  ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder --durations=20
 
 chaos: $(READY)  ## an hour of random faults of every kind, beside the suite's own; not in CI
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m chaos.storm --json benchmarks/results/storm.json
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m tests.chaos.storm --json benchmarks/results/storm.json
 
 fuzz: $(READY)  ## odd bytes for every reader, from one seed, in 15 minutes; PART=1/10: the first of them; PART=60: others, 60 s each
 	$(BIN)/python -m pip install -q -e '.[fuzz]' -c constraints.txt

@@ -85,7 +85,7 @@ def start_on_node(
     """
     match command:
         case ["taskset", "-c", core, sys.executable, "-m", *program] if (
-            _imported(environment) == _imported(os.environ) and _parent().can_start
+            _imported(environment) == _parents_own() and _parent().can_start
         ):
             read, written = os.pipe()
             with Path(os.devnull).open("rb") as nothing:
@@ -144,7 +144,7 @@ def _fork(
 ) -> ForkedProcess | None:
     """Start `python -m MODULE ...` as a fork; return None where that would not be the same."""
     match command:
-        case [sys.executable, "-m", module, *arguments] if _imported(environment) == _imported(os.environ):
+        case [sys.executable, "-m", module, *arguments] if _imported(environment) == _parents_own():
             return _parent().start(
                 arguments, output, environment, module=module, folder=folder, files=files, has_forks=True
             )
@@ -153,8 +153,16 @@ def _fork(
 
 @cache
 def _parent() -> WarmParent:
+    _parents_own()
     return forked_processes.start_parent(os.environ, MODULES, lasting=True)
 
 
+@cache
+def _parents_own() -> tuple[str, ...]:
+    """Return what decides how the parent imports modules, as it is when first asked for: before the parent starts."""
+    return _imported(os.environ)
+
+
 def _imported(environment: Mapping[str, str]) -> tuple[str, ...]:
-    return fork_server.imported_under({**environment, **WORKER_ENVIRONMENT})
+    """Return what decides how a process with this environment imports modules."""
+    return environment.get("PYTHONPATH", ""), *fork_server.imported_under({**environment, **WORKER_ENVIRONMENT})
