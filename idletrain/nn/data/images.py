@@ -13,6 +13,7 @@ from idletrain.errors import JobError, user_code
 from idletrain.nn.data.datasets import Loading, MapStyleSource
 from idletrain.nn.data.values import Array
 
+OF_16_BITS = ("PNG", "PPM")  # formats whose integers that Pillow takes for 32 bits have 16
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
@@ -52,7 +53,7 @@ class ImageFolder:
         ]
         if not self.files:
             raise JobError(f"{field}: {path} holds no images in its {len(found)} folders; one folder is one class")
-        self._size = (image_size, image_size) if image_size else _opened(self.files[0][0]).size
+        self._size = (image_size, image_size) if image_size else _opened(self.files[0][0], field).size
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle where the images are, and not the list of files."""
@@ -63,7 +64,7 @@ class ImageFolder:
 
     def __getitem__(self, number: int) -> tuple[Array, int]:
         file, label = self.files[number]
-        image = _opened(file)
+        image = _opened(file, self.field)
         if self.image_size:
             image = _scaled(image, self.image_size)
         if image.size != self._size:
@@ -84,18 +85,28 @@ def _folders(path: Path, field: str) -> list[str]:
     return found
 
 
-def _opened(file: Path) -> Any:
-    """Return an image in colours.
+def _opened(file: Path, field: str) -> Any:
+    """Return an image in colours of 8 bits; of one of 16 bits, the upper 8, as Pillow itself does with colours.
 
     Raises:
-        JobError: Pillow is missing.
+        JobError: Pillow is missing, or the image's numbers have no known range.
         OSError: the file is damaged; its text names the file.
     """
     with user_code("data: images are read by Pillow, which is not installed (", "); pip install pillow"):
         from PIL import Image
     try:
         with Image.open(file) as image:
+            if image.mode.startswith("I;16") or (image.mode == "I" and image.format in OF_16_BITS):
+                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+            if image.mode in ("I", "F"):
+                kind = "integers" if image.mode == "I" else "floats"
+                raise JobError(
+                    f"{field}: {file} holds {kind} of 32 bits, whose range it does not say; save it with 8 or 16 bits, "
+                    "or read and scale it in a Dataset of your own"
+                )
             return image.convert("RGB")
+    except JobError:
+        raise
     except Exception as error:
         raise OSError(f"{file} is no sound image: {error}") from error
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
+import idletrain
 from idletrain.errors import JobError
 from idletrain.job import DataSettings, ModelSettings, TrainingSettings
 from idletrain.nn.data.images import FolderSource, ImageFolder
@@ -48,6 +50,15 @@ def test_test_images_have_the_numbers_of_the_training_data_s_classes(photos: Pat
     assert test.batch(np.array([0]))[1].tolist() == [1]
     with pytest.raises(JobError, match=r"data.test: .* has the class 'dog', which the training data do not have"):
         FolderSource(str(photos / "test"), "data.test", classes=("cat",)).open()
+
+
+def test_a_call_with_a_test_folder_that_lacks_a_class_is_refused(photos: Path) -> None:
+    train, test = ImageFolder(str(photos / "train")), ImageFolder(str(photos / "test"))
+    with pytest.raises(JobError, match=r"test: its class 'dog' has the number 0, and in train 1; give .*classes=train"):
+        idletrain.fit(nn.Flatten(), train, test)
+    same = ImageFolder(str(photos / "test"), classes=train.classes)
+    with pytest.raises(JobError, match="has no parameter that requires a gradient"):
+        idletrain.fit(nn.Flatten(), train, same, run_dir=photos / "runs")
 
 
 def test_settings_of_images_are_refused_for_other_data() -> None:
@@ -93,3 +104,21 @@ def test_a_folder_travels_without_its_list_of_files(photos: Path) -> None:
     there = pickle.loads(pickle.dumps(ImageFolder(photos / "train", 4)))
     assert there.files == ImageFolder(photos / "train", 4).files
     assert len(pickle.dumps(there)) < 400
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+def test_images_of_16_bits_keep_their_greys(tmp_path: Path, name: str) -> None:
+    greys = np.array([[0, 255, 256], [0x3FFF, 0x8000, 0xFFFF]], np.uint16)
+    (tmp_path / "cat").mkdir()
+    Image.fromarray(greys).save(tmp_path / "cat" / name)
+    pixels, _ = ImageFolder(str(tmp_path))[0]
+    assert pixels.dtype == np.uint8
+    assert pixels.tolist() == [[[0, 0, 1], [0x3F, 0x80, 0xFF]]] * 3
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.int32, "integers"), (np.float32, "floats")])
+def test_an_image_whose_numbers_have_no_known_range_is_refused(photos: Path, dtype: type, kind: str) -> None:
+    Image.fromarray(np.full((8, 8), 3, dtype)).save(photos / "train" / "cat" / "d.tiff")
+    fault = rf"data: .*cat/d.tiff holds {kind} of 32 bits, whose range it does not say; save it with 8 or 16 bits, or"
+    with pytest.raises(JobError, match=fault):
+        ImageFolder(str(photos / "train"))[1]
