@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import nn
 from torch.optim import Optimizer
@@ -41,6 +43,7 @@ from idletrain.held_interrupts import notice_if_slow
 from idletrain.job import Job
 from idletrain.job_file import parse_job
 from idletrain.nn import travel
+from idletrain.nn.data.datasets import check_classes
 from idletrain.nn.data.run_files import RunData
 from idletrain.nn.data.seeding import seeded
 from idletrain.nn.ist.groups import to_meta
@@ -193,8 +196,7 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     trackers = (log_to,) if isinstance(log_to, str) else log_to
     watch, summary = WatchSettings(on_round=on_round, log_to=trackers), Summary()
     provider = ExistingScheduler(LaunchRequest(scheduler=scheduler)) if scheduler else LocalProcesses()
-    source = RunData(train, job.run_dir / "data" / "train", collate_fn)
-    test_source = None if test is None else RunData(test, job.run_dir / "data" / "test", collate_fn)
+    source, test_source = _sources(job, train, test, collate_fn)
 
     def prepare_module(job: Job) -> Prepared:
         prepared = prepare(
@@ -235,11 +237,20 @@ def fit(  # noqa: PLR0913 (one argument a choice that most calls make; the rest 
     return FitResult(trained, tuple(records), {**summary.as_record(), **scores}, job.run_dir, result.rounds)
 
 
+def _sources(job: Job, train: Any, test: Any, collate_fn: Any) -> tuple[RunData, RunData | None]:
+    """Return the training data and the test data, whose classes must have the same numbers."""
+    check_classes(train, test)
+    folder = job.run_dir / "data"
+    source = RunData(train, folder / "train", collate_fn)
+    return source, None if test is None else RunData(test, folder / "test", collate_fn)
+
+
 def _ended(job: Job, program: Program, summary: Summary, records: list[Record]) -> Restored:
     """Read the records of a run that has ended, and return its network."""
-    for event in read_records(job.run_dir / "events.jsonl"):
-        summary.add(event)
-        records.append(event)
+    with contextlib.suppress(OSError, RunError):  # records are not what a run goes on from
+        for event in read_records(job.run_dir / "events.jsonl"):
+            summary.add(event)
+            records.append(event)
     return load_result(job.run_dir, program, job.stop.watched)
 
 
@@ -341,7 +352,8 @@ def _decide(scheduler: str | None, prepare: Prepare, job: Job) -> tuple[Job, For
             measured = thread.submit(asyncio.run, _measured(scheduler, job)).result()
         if measured is None:
             return job, None
-    with user_code("model or data: a step of training fails (", ")"), seeded(job.training.seed):
+    fails = user_code("model or data: a step of training fails (", ")")
+    with fails, seeded(job.training.seed), torch.enable_grad():  # whatever the caller's mode, as on workers
         if measured is None:
             fleet = local_figures(job, worker_bytes(job), prepare)
         else:

@@ -856,6 +856,13 @@ def test_another_network_is_no_damage_to_the_run(tmp_path: Path) -> None:
     assert load_run(str(tmp_path / "r")).rounds == 2
 
 
+def test_a_call_without_gradients_trains_all_the_same(tmp_path: Path) -> None:
+    with torch.no_grad():
+        result = idletrain.fit(make_net(), *digits(), rounds=2, local_steps=5, workers=1, name="r", run_dir=tmp_path)
+        assert not torch.is_grad_enabled()
+    assert result.rounds == 2
+
+
 def test_a_run_that_has_reached_its_end_gives_its_result_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -875,6 +882,9 @@ def test_a_run_that_has_reached_its_end_gives_its_result_again(
     assert again.curves() == first.curves()
     for name, value in first.module.state_dict().items():
         assert torch.equal(value, again.module.state_dict()[name]), name
+    (tmp_path / "r" / "events.jsonl").unlink()
+    unrecorded = idletrain.fit(net, *digits(), rounds=2, resume=True, **settings)
+    assert torch.equal(next(first.module.parameters()), next(unrecorded.module.parameters()))
     with pytest.raises(JobError, match=r"seed: 7 is not what the run began with, 0"):
         idletrain.fit(net, *digits(), rounds=3, resume=True, seed=7, **settings)
     with pytest.raises(RunError, match="holds a network of another size"):

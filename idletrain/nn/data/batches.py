@@ -25,8 +25,11 @@ LABEL_NAMES = ("labels", "label")  # names of the labels in a batch by name
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a mapping, dataclass or graph by name; None for everything else."""
-    if isinstance(value, Mapping):
+    """Return the parts of a mapping, dataclass or graph by name; None for everything else.
+
+    SciPy's sparse matrices by key are dicts, but of numbers by position.
+    """
+    if isinstance(value, Mapping) and not hasattr(value, "tocsr"):
         return dict(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type | Rows):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

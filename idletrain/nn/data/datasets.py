@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
+from idletrain.errors import JobError
 from idletrain.nn.data.batches import LABEL_NAMES, fields_of, is_of_numbers, map_leaves, sample_count, stacked
 from idletrain.nn.data.graphs import is_graph, join_graphs
 from idletrain.nn.data.values import NUMBER_KINDS, as_array, as_label, part_of, stack_labels, stack_parts
@@ -134,3 +136,32 @@ def kept_names(dataset: Any, taken: Sequence[str] | None) -> frozenset[str] | No
         return None
     kept = frozenset(columns) & {*taken, *LABEL_NAMES}
     return kept or None
+
+
+def check_classes(train: Any, test: Any) -> None:
+    """Check that the classes which the Datasets of a call name have the same numbers in both.
+
+    Raises:
+        JobError: one has another number in the test data, as where a folder of images lacks one of the classes.
+    """
+    numbers, of_test = _numbers_of_classes(train), _numbers_of_classes(test)
+    if wrong := [name for name, number in of_test.items() if numbers and numbers.get(name) != number]:
+        there = numbers.get(wrong[0], "none")
+        raise JobError(
+            f"test: its class {wrong[0]!r} has the number {of_test[wrong[0]]}, and in train {there}; give idletrain's "
+            "ImageFolder classes=train.classes, or the folder of torchvision's all classes (with allow_empty=True)"
+        )
+
+
+def _numbers_of_classes(data: Any) -> Mapping[str, int]:
+    """Return the numbers of the classes that a Dataset says its labels to be; empty if it does not say."""
+    while isinstance(data, DataLoader | Subset):
+        data = data.dataset
+    if getattr(data, "target_transform", None) is not None:  # which may number them itself
+        return {}
+    names, numbers = getattr(data, "classes", None), getattr(data, "class_to_idx", None)
+    if isinstance(numbers, Mapping):
+        return numbers
+    if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+        return {}
+    return {name: number for number, name in enumerate(names)} if len(set(names)) == len(names) else {}

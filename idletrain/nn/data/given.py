@@ -85,9 +85,8 @@ def _is_stream(data: Any) -> bool:
 
 def _is_dataset(data: Any) -> bool:
     is_map_style = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    is_of_arrays = isinstance(data, Mapping | Tensor | np.ndarray) or (
-        isinstance(data, Sequence) and _is_of_arrays(data)
-    )
+    is_array = isinstance(data, Tensor | np.ndarray) or is_sparse(data)
+    is_of_arrays = isinstance(data, Mapping) or is_array or (isinstance(data, Sequence) and _is_of_arrays(data))
     return isinstance(data, DataLoader) or (is_map_style and not is_of_arrays and not is_frame(data))
 
 

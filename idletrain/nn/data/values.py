@@ -15,6 +15,7 @@ from idletrain.nn.data.batches import LABEL_NAMES
 
 Array = NDArray[Any]
 MASKS = ("mask", "masks")  # how the names of parts end whose bytes are no colours
+MASKED = "holds masked values, which are no numbers; fill them, such as by filled(0), or leave out their samples"
 NUMBER_KINDS = "biuf"  # kinds of NumPy types: booleans, integers, floats
 
 
@@ -75,11 +76,21 @@ def numbers(name: str, parts: Sequence[Any]) -> list[Array]:
 
 
 def as_array(part: Any) -> Array:
-    """Return a tensor, an array or numbers in lists as an array; bfloat16, which NumPy does not have, as float32."""
+    """Return a tensor, an array or numbers in lists as an array; bfloat16, which NumPy does not have, as float32.
+
+    Raises:
+        ValueError: they are no array, or some are masked.
+    """
     if isinstance(part, Tensor):
         part = part.detach().cpu()
         return np.asarray(part.float() if part.dtype == torch.bfloat16 else part)
+    if _has_masked(part):
+        raise ValueError(f"it {MASKED}")
     return np.asarray(part)
+
+
+def _has_masked(part: Any) -> bool:
+    return isinstance(part, np.ma.MaskedArray) and bool(np.ma.is_masked(part))
 
 
 def array_at_hand(part: Any, name: str) -> Array:
@@ -88,6 +99,8 @@ def array_at_hand(part: Any, name: str) -> Array:
     Raises:
         JobError: it is none.
     """
+    if _has_masked(part):
+        raise JobError(f"data: the array of {name} {MASKED}")
     try:
         array = as_array(part)
     except (TypeError, ValueError) as error:  # rows of several lengths, types that NumPy does not have

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
-from idletrain.nn.data.datasets import MapStyleSource, kept_names
+from idletrain.errors import JobError
+from idletrain.nn.data.datasets import MapStyleSource, check_classes, kept_names
 
 RAGGED = [([1, 2], 0), ([3], 1), ([4, 5, 6], 1)]
 FIRST = np.array([0, 1])
@@ -112,3 +114,56 @@ def test_a_real_hugging_face_dataset_and_collator(tmp_path: Any) -> None:
     inputs, _ = MapStyleSource(rows, collate, names=names).batch(FIRST)
     assert inputs["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
     assert inputs["labels"].tolist() == [1, 0]
+
+
+def test_an_item_with_masked_values_is_refused() -> None:
+    items = [(np.ma.array([1.0, 2.0], mask=[False, masked]), 0) for masked in (False, True)]
+    with pytest.raises(
+        TypeError, match=r"an item is no array of numbers: it holds masked values.*; fill them, such as"
+    ):
+        MapStyleSource(items).batch(FIRST)
+    assert MapStyleSource(items[:1]).batch(FIRST[:1])[0].tolist() == [[1, 2]]
+
+
+class Photos:
+    """What Datasets of images say of their classes."""
+
+    def __init__(self, *classes: Any, **more: Any) -> None:
+        self.classes = list(classes)
+        vars(self).update(more)
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize(
+    ("test", "number", "there"),
+    [
+        (Photos("dog"), 0, 1),
+        (Photos("cat", "wolf"), 1, "none"),
+        (Photos("dog", class_to_idx={"dog": 0}), 0, 1),
+        (DataLoader(Subset(Photos("dog"), [0]), batch_size=1), 0, 1),
+    ],
+)
+def test_test_data_whose_classes_have_other_numbers_are_refused(test: Any, number: int, there: Any) -> None:
+    name = "wolf" if there == "none" else "dog"
+    with pytest.raises(JobError, match=f"test: its class '{name}' has the number {number}, and in train {there}; give"):
+        check_classes(Photos("cat", "dog"), test)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        Photos("cat", "dog"),
+        Photos("cat"),
+        Photos("dog", class_to_idx={"dog": 1}),
+        Photos("dog", target_transform=len),
+        Photos(1, 0, 0),  # labels by another name
+        Photos("dog", "dog"),
+        (np.zeros((2, 2)), np.zeros(2)),
+        None,
+    ],
+)
+def test_other_test_data_pass(test: Any) -> None:
+    check_classes(Photos("cat", "dog"), test)
+    check_classes([(0, 1)], test)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningDataModule
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, dok_array
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from idletrain.errors import JobError
@@ -20,6 +20,7 @@ from idletrain.nn.data.given import FactorySource, as_samples
 from idletrain.nn.data.run_files import RunData
 
 SPARSE = csr_matrix(np.eye(2))
+MASKED = np.ma.array(np.eye(2), mask=[[0, 0], [0, 1]])
 
 
 def make(train: int) -> Any:
@@ -58,6 +59,7 @@ def test_a_map_style_dataset_gives_batches_like_arrays() -> None:
         ((np.zeros((3, 2)), np.zeros(2)), "3 inputs and 2 labels"),
         ((np.zeros((0, 2)), np.zeros(0)), "0 inputs and 0 labels"),
         (7, "a int is neither arrays, such as .inputs, labels., nor a Dataset or DataLoader"),
+        (csr_matrix(np.eye(2)), "a csr_matrix is neither arrays, such as .inputs, labels., nor a Dataset"),
         (TensorDataset(torch.zeros(0, 3), torch.zeros(0)), "holds no samples"),
         (LightningDataModule(), 'a LightningDataModule holds several; call setup."fit". and give its train_dataloader'),
     ],
@@ -74,6 +76,9 @@ def test_other_data_are_refused(given_: Any, fault: str) -> None:
         ((np.array([None, 1], dtype=object), np.arange(2)), "the array of inputs holds object"),
         ((np.zeros((2, 2)), np.array(["a", "b"])), "the array of labels holds str32"),
         (([[1, 2], [3]], [0, 1]), "the inputs are no array"),
+        ((MASKED, np.arange(2)), "the array of inputs holds masked values, which are no numbers; fill them, such as"),
+        ((np.eye(2), MASKED), "the array of labels holds masked values"),
+        ({"x": MASKED, "labels": np.arange(2)}, "the array of x holds masked values"),
     ],
 )
 def test_arrays_at_hand_that_hold_no_samples_are_refused(data: Any, fault: str) -> None:
@@ -116,6 +121,7 @@ def test_a_tuple_of_arrays_that_ends_in_labels_gives_several_inputs(data: Any) -
         ({}, "holds no arrays"),
         ((SPARSE, np.zeros((2, 1)), np.zeros(2)), r"the inputs\[0\] are a sparse matrix, as only the inputs of"),
         ({"a": SPARSE, "labels": np.zeros(2)}, "the a are a sparse matrix, as only the inputs of"),
+        ({"a": dok_array(SPARSE), "labels": np.zeros(2)}, "the a are a sparse matrix, as only the inputs of"),
         ((np.zeros((2, 1)), SPARSE), "the labels are a sparse matrix, as only the inputs of"),
         (
             {"train": TensorDataset(torch.zeros(2)), "test": TensorDataset(torch.zeros(2))},

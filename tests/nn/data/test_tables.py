@@ -18,7 +18,16 @@ from idletrain.nn.data.tables import SparseTable
 DENSE = np.array([[0, 1.5, 0], [2, 0, 0], [0, 0, 0], [0, 3, 4]])
 
 
-@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.csr_array, scipy.sparse.coo_array])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        scipy.sparse.csr_matrix,
+        scipy.sparse.csr_array,
+        scipy.sparse.coo_array,
+        scipy.sparse.dok_matrix,
+        scipy.sparse.dok_array,
+    ],
+)
 def test_a_sparse_matrix_is_read_as_dense_or_sparse_rows(kind: Any) -> None:
     samples = as_samples((kind(DENSE), np.arange(4)))
     assert isinstance(samples, SparseTable)
