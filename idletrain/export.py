@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import cloudpickle
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from idletrain.errors import DamageError, RunError
+from idletrain.errors import DamageError, JobError, RunError
 from idletrain.job import Job
 from idletrain.nn import constant
 from idletrain.nn.data.extreme import SparseSamples
+from idletrain.nn.data.remote import SCHEME
+from idletrain.nn.data.run_files import read_pickled
 from idletrain.nn.evaluate import Score, assembled, score
 from idletrain.nn.network import Network
-from idletrain.nn.prepare import Prepared, from_settings
+from idletrain.nn.prepare import Prepared, prepare_job
+from idletrain.nn.program import Program
 from idletrain.nn.statistics import set_buffers
 from idletrain.nn.user_metrics import Tally
+from idletrain.observe.records import read_records
+from idletrain.own_code import changed_imports
 from idletrain.rounds.durable import module_state
 from idletrain.rounds.durable.history import read_history
 from idletrain.rounds.durable.recovery import load_result, read_job
@@ -33,7 +38,7 @@ class LoadedRun:
 
     Attributes:
         rounds: The rounds after which it was so.
-        note: Which later rounds are lost by damage, as a sentence; empty if none are.
+        note: Which later rounds are lost by damage, and which of the user's own code has changed; empty if none.
     """
 
     prepared: Prepared
@@ -168,7 +173,19 @@ def load_run(run_dir: str | Path, *, last: bool = False) -> LoadedRun:
     require_run(run_dir)
     job, prepared = read_prepared(run_dir)
     restored = load_result(run_dir, prepared.program, None if last else job.stop.watched)
-    return LoadedRun(prepared, restored.network, restored.rounds, job.data.propensity, restored.note)
+    note = "; ".join(filter(None, (restored.note, _changed_code(run_dir, prepared.program))))
+    return LoadedRun(prepared, restored.network, restored.rounds, job.data.propensity, note)
+
+
+def _changed_code(run_dir: Path, program: Program) -> str:
+    """Say if the user's own code is not what the run was trained by, as a sentence; "" if it is."""
+    code: Mapping[str, str] = {}
+    with contextlib.suppress(OSError, RunError):  # a run is read without its records, too
+        for event in read_records(run_dir / "events.jsonl"):
+            if event["kind"] == "run_started" and isinstance(event.get("code"), dict):
+                code = event["code"]  # of a resumed run, what trained the last rounds
+    changed = ", ".join(changed_imports(code, program.module, (program.loss, program.schedule)))
+    return f"the code of {changed} has changed since the run; its network computes what is new" if changed else ""
 
 
 def read_prepared(run_dir: Path) -> tuple[Job, Prepared]:
@@ -176,12 +193,19 @@ def read_prepared(run_dir: Path) -> tuple[Job, Prepared]:
 
     Raises:
         RunError: its record cannot be read.
+        JobError: its model or its data are not here any more.
     """
     job, pickled = read_job(run_dir), run_dir / "program.pkl"
     if pickled.exists():
-        prepared: Prepared = cloudpickle.loads(pickled.read_bytes())
+        prepared: Prepared = read_pickled(pickled.read_bytes(), run_dir)
         return job, prepared
-    return job, from_settings(job.model, job.data, job.training, job.memory)
+    absent = [file for file in job.data.paths if not file.startswith(SCHEME) and not Path(file).exists()]
+    if relative := [file for file in absent if not Path(file).is_absolute()]:
+        raise JobError(
+            f"data: this folder has no {', '.join(dict.fromkeys(relative))}, and a run's relative paths begin in the "
+            "one that it was launched in; run the command there"
+        )
+    return job, prepare_job(job)
 
 
 def finished_module(prepared: Prepared, network: Network) -> nn.Module:
@@ -202,7 +226,7 @@ def save(state_dict: Mapping[str, Tensor], to: Path) -> None:
         if to.suffix == ".pt":
             torch.save(state, to)
         else:
-            save_file(state, to)
+            save_file({name: value.contiguous() for name, value in state.items()}, to)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise RunError(f"{to} cannot be written: {error}") from None
 

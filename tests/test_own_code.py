@@ -12,7 +12,7 @@ from torch import nn
 import idletrain
 from idletrain.fit_result import FitResult
 from idletrain.nn.data.known import digits
-from idletrain.own_code import changes, own_code
+from idletrain.own_code import changed_imports, changes, own_code
 
 SOURCE = """
 import torch
@@ -86,3 +86,14 @@ def test_a_run_that_goes_on_with_other_code_says_so(
     assert warning in capfd.readouterr().out
     (tmp_path / "runs" / "r" / "events.jsonl").unlink()
     assert fit(two, 4, resume=True).rounds == 4
+
+
+def test_of_a_run_that_is_read_only_imported_code_has_changed(both: tuple[Any, Any]) -> None:
+    one, two = both
+    before = own_code(net(one), (one.loss, one.Loss()))
+    assert not changed_imports(before, net(one), (one.loss, one.Loss().__call__, None))
+    assert changed_imports(before, net(two), (two.loss, two.Loss())) == ["Scaled", "loss"]
+    assert not changed_imports({}, net(two), (two.loss,))
+    module, loss = net(two), two.loss
+    del two.Scaled, two.loss  # as of code that was pickled whole
+    assert not changed_imports(before, module, (loss,))

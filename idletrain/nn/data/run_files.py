@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import io
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from idletrain.errors import JobError
 from idletrain.nn.data.arrays import Samples, Source
+from idletrain.nn.data.batches import map_leaves
 from idletrain.nn.data.given import as_samples
 from idletrain.nn.data.values import Array
 from idletrain.storage import make_private, owner_only
@@ -44,7 +47,7 @@ class RunData:
     folder: Path
     collate_fn: Callable[[list[Any]], Any] | None = None
 
-    @cached_property
+    @functools.cached_property
     def samples(self) -> Samples:
         return as_samples(self.data, self.collate_fn)
 
@@ -56,7 +59,7 @@ class RunData:
         if not isinstance(self.samples, Storable):
             return _itself, (self.samples,)
         paths = {name: str(self._file(name)) for name in self.samples.parts}
-        return _itself, (self.samples.stored(paths, f"data.{self.folder.name}"),)
+        return _itself, (self.samples.stored(paths, f"data.{self.folder.name}"), str(self.folder.resolve()))
 
     def write(self) -> None:
         """Write arrays where workers map them, unless the run has them from before a resumption.
@@ -85,7 +88,7 @@ class RunData:
     def _file(self, name: str) -> Path:
         return (self.folder / f"{name}-{self._digest}.npy").resolve()
 
-    @cached_property
+    @functools.cached_property
     def _digest(self) -> str:
         assert isinstance(self.samples, Storable)
         digest = hashlib.sha256()
@@ -95,6 +98,36 @@ class RunData:
         return digest.hexdigest()[:16]
 
 
-def _itself(source: Source) -> Source:
-    """Return a source: what a pickled `RunData` is opened as elsewhere."""
-    return source
+def read_pickled(pickled: bytes, run_dir: Path) -> Any:
+    """Return what `fit` has pickled into a run directory, with the run's data where that directory is now."""
+    return _Unpickler(pickled, run_dir).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, pickled: bytes, run_dir: Path) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._data = run_dir.resolve() / "data"
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """See `pickle.Unpickler`."""
+        found = super().find_class(module_name, global_name)
+        return functools.partial(_itself, data=self._data) if found is _itself else found
+
+
+def _itself(source: Source, folder: str = "", data: Path | None = None) -> Source:
+    """Return a source: what a pickled `RunData` is opened as elsewhere.
+
+    Args:
+        source: The source.
+        folder: Where its files were written; "" if it has none.
+        data: Where the run directory has its data now; None if it has not moved.
+    """
+    if not folder or data is None:
+        return source
+
+    def at(_name: str, leaf: Any) -> Any:
+        is_file = isinstance(leaf, str) and Path(leaf).parent == Path(folder)
+        return str(data / Path(folder).name / Path(leaf).name) if is_file else leaf
+
+    moved: Source = map_leaves(at, source)
+    return moved
