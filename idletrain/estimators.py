@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,10 +18,14 @@ from torch import nn
 
 from idletrain.api import fit
 from idletrain.epochs import with_rounds
+from idletrain.errors import JobError
 from idletrain.export import finished_module
 from idletrain.job_file import parse_job
 from idletrain.nn.alone import train_alone
+from idletrain.nn.checks import outputs_of
 from idletrain.nn.data.arrays import ArraySource
+from idletrain.nn.data.batches import call, described, prediction
+from idletrain.nn.data.seeding import seeded
 from idletrain.nn.ist.modules import copied
 from idletrain.nn.models import mlp
 from idletrain.nn.optim import from_torch
@@ -39,6 +44,18 @@ class _Arrays:
 
     def open(self) -> ArraySource:
         return ArraySource(self.x, self.y)
+
+
+@contextlib.contextmanager
+def _modes_of_training() -> Iterator[None]:
+    """Record gradients and create float32 within the context, whatever modes of torch the caller has set."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class _Estimator(BaseEstimator):
@@ -71,6 +88,7 @@ class _Estimator(BaseEstimator):
         self.workers = workers
         self.fit_options = fit_options
 
+    @_modes_of_training()
     def _train(self, x_NF: NDArray[Any], y: NDArray[Any], outputs: int, loss: str) -> nn.Module:
         """Return the trained module.
 
@@ -81,6 +99,8 @@ class _Estimator(BaseEstimator):
             raise ValueError(f"n_samples={len(x_NF)}: a network learns from two samples or more")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         module, data = self._module(x_NF.shape[1], outputs, seed), (x_NF.astype(np.float32), y)
+        if loss == "cross_entropy":
+            _check_outputs(module, data, outputs)
         training = {
             "method": self.method,
             "subnets": self.subnets,
@@ -111,12 +131,26 @@ class _Estimator(BaseEstimator):
         x_NF = validate_data(self, x, reset=False)
         kind = torch.float64 if self.module is None else torch.float32
         module = copied(self.module_).to(kind)
+        blocks = (x_NF[at : at + PREDICTED_AT_ONCE] for at in range(0, len(x_NF), PREDICTED_AT_ONCE))
         with torch.no_grad():
-            parts = [
-                module(torch.from_numpy(x_NF[at : at + PREDICTED_AT_ONCE].astype(np.float64)).to(kind))
-                for at in range(0, len(x_NF), PREDICTED_AT_ONCE)
-            ]
+            parts = [prediction(call(module, torch.from_numpy(block.astype(np.float64)).to(kind))) for block in blocks]
         return torch.cat(parts).double().numpy()
+
+
+def _check_outputs(module: nn.Module, data: tuple[NDArray[Any], NDArray[Any]], classes: int) -> None:
+    """Check that a classifier's module has one output for each class, which its loss need not.
+
+    Raises:
+        JobError: it has another number.
+    """
+    two = _Arrays(*data).open().batch(np.arange(2))
+    with seeded(0):  # a trial draws no number of the training
+        outputs = prediction(outputs_of(module, two, "data.train"))
+    if getattr(outputs, "shape", ())[1:] != (classes,):
+        raise JobError(
+            f"module: its outputs are {described(outputs)} for 2 samples of {classes} classes; they should be "
+            f"[2, {classes}]: give it an output for each class"
+        )
 
 
 class IdletrainClassifier(ClassifierMixin, _Estimator):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,52 @@ def test_a_module_or_what_builds_one_is_trained_and_left_as_it_is() -> None:
         assert IdletrainClassifier(module, **settings).fit(x, y).score(x, y) > 0.8
     assert all(torch.equal(value, own.state_dict()[name]) for name, value in before.items())
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+class Several(nn.Module):
+    """Returns its logits with more."""
+
+    def __init__(self, outputs: int, form: type) -> None:
+        super().__init__()
+        self.last, self.form = nn.Linear(64, outputs), form
+
+    def forward(self, x: Any) -> Any:
+        logits = self.last(x)
+        return {"x": x, "logits": logits} if self.form is dict else (logits, x)
+
+
+@pytest.mark.parametrize("form", [dict, tuple])
+def test_a_module_that_returns_more_than_its_logits_predicts(form: type) -> None:
+    x, y = load_digits(return_X_y=True)
+    settings = {"method": "local-sgd", "epochs": 4, "random_state": 0}
+    assert IdletrainClassifier(Several(10, form), **settings).fit(x / 16, y).score(x / 16, y) > 0.8
+    assert IdletrainRegressor(Several(1, form), **settings).fit(x / 16, y).predict(x / 16).shape == y.shape
+
+
+@pytest.mark.parametrize("outputs", [10, 2])
+def test_a_module_with_another_number_of_outputs_than_classes_is_refused(outputs: int) -> None:
+    x, y = load_digits(n_class=3, return_X_y=True)
+    fault = rf"module: its outputs are \[2, {outputs}\] for 2 samples of 3 classes; they should be \[2, 3\]: give it an"
+    with pytest.raises(JobError, match=fault):
+        IdletrainClassifier(nn.Linear(64, outputs)).fit(x, y)
+
+
+@contextlib.contextmanager
+def float64_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, float64_by_default])
+def test_the_caller_s_modes_of_torch_change_nothing(mode: Any) -> None:
+    x, y = load_digits(return_X_y=True)
+    expected = IdletrainClassifier(epochs=1, random_state=0).fit(x, y).predict_proba(x)
+    with mode():
+        assert (IdletrainClassifier(epochs=1, random_state=0).fit(x, y).predict_proba(x) == expected).all()
 
 
 def test_settings_that_do_not_fit_are_one_sentence() -> None:

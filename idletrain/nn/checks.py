@@ -234,7 +234,7 @@ def outputs_of(module: nn.Module, pair: tuple[Any, Any], field: str) -> Any:
     steps = isinstance(module, Stepping)
     if steps:
         fault, remedy = "model", "; correct it (no Trainer runs: leave out self.trainer)"
-    with user_code(f"{fault}: ", remedy):
+    with user_code(f"{fault}: ", remedy), torch.enable_grad():  # whatever the caller's mode, as on workers
         tried = module if wide else copied(module)
         tried = in_training(tried) if training and not wide else tried.eval()
         outputs = call(tried, fresh(pair[0]))
@@ -270,7 +270,7 @@ def check_loss(loss: Loss, name: str, outputs: Any, pair: tuple[Any, Any]) -> No
     is_class = isinstance(labels, Tensor) and labels.dtype == torch.int64
     if loss is cross_entropy and is_class and not _within(labels, logits.shape[-1]):
         return  # `check_labels` says which, and by how much they are to be shifted
-    with user_code(fault):
+    with user_code(fault), torch.enable_grad():
         value = loss(outputs, pair[1])
     if not isinstance(value, Tensor):
         raise JobError(f"training.loss: {name} should return a tensor of one number for {given}")

@@ -497,3 +497,8 @@ def test_regression_with_odd_shapes_or_the_default_loss_is_told_what_to_do(
     module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs))
     y = np.zeros(labels, np.float32)
     assert fault(module, Given(X[:24], y), loss=loss).endswith(f": {told}")
+
+
+def test_a_caller_s_no_grad_is_no_fault_of_the_module_or_the_loss() -> None:
+    with torch.no_grad():
+        assert prepared(mlp()).program.loss is cross_entropy
