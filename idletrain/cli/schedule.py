@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 import typer
 
 from idletrain.cli.printing import tell
-from idletrain.errors import IdletrainError, JobError, reading
+from idletrain.errors import DamageError, IdletrainError, JobError, reading
 from idletrain.schedules.cron import LocalTrigger
 
 if TYPE_CHECKING:  # what a command needs is imported by it: `idletrain --help` stays quick
@@ -121,34 +121,43 @@ def add(
 @app.command(name="list")
 def list_(directory: Directory = None) -> None:
     """Show the schedules, when each is next due, and how its last runs ended."""
+    store = _store(directory)
+    for name in store.names():
+        try:
+            _show(store.get(name), store)
+        except DamageError as error:  # one that cannot be read must not hide the other schedules
+            typer.echo(f"{name}: damaged: {error}")
+    if not store.names():
+        typer.echo("there are no schedules; `idletrain schedule add` makes one")
+
+
+def _show(schedule: Schedule, store: ScheduleStore) -> None:
+    """Print a schedule, when it is next due, and how its last runs ended."""
     from idletrain.schedules.cron import times
     from idletrain.schedules.execute import utc_now
 
-    store = _store(directory)
-    for name in store.names():
-        schedule = store.get(name)
-        try:
-            last = [
-                _execution_text(execution, schedule, is_running) for execution, is_running in _last(schedule, store)
-            ]
-        except IdletrainError as error:  # an account that cannot be reached must not hide the other schedules
-            last = [f"unknown: {error}"]
-        following = next(times(schedule.cron, schedule.tz, utc_now()))
-        typer.echo(f"{name}: {schedule.cron} {schedule.tz}, {schedule.cloud} nodes, started by {schedule.on}")
-        typer.echo(f"  job   {' '.join((schedule.job, *schedule.varied))}")
-        typer.echo(f"  next  {_local(following, schedule)}")
-        for label, line in zip_longest(("last",), reversed(last or ["never"]), fillvalue=""):
-            typer.echo(f"  {label:<5} {line}")
-    if not store.names():
-        typer.echo("there are no schedules; `idletrain schedule add` makes one")
+    try:
+        last = [_execution_text(execution, schedule, is_running) for execution, is_running in _last(schedule, store)]
+    except IdletrainError as error:  # an account that cannot be reached must not hide the other schedules
+        last = [f"unknown: {error}"]
+    following = next(times(schedule.cron, schedule.tz, utc_now()))
+    typer.echo(f"{schedule.name}: {schedule.cron} {schedule.tz}, {schedule.cloud} nodes, started by {schedule.on}")
+    typer.echo(f"  job   {' '.join((schedule.job, *schedule.varied))}")
+    typer.echo(f"  next  {_local(following, schedule)}")
+    for label, line in zip_longest(("last",), reversed(last or ["never"]), fillvalue=""):
+        typer.echo(f"  {label:<5} {line}")
 
 
 @app.command()
 def remove(name: ScheduleName, directory: Directory = None) -> None:
     """Remove a schedule and its trigger; a run that trains now continues."""
     store = _store(directory)
-    schedule = store.get(name)
-    _uninstall(schedule, store)
+    try:
+        schedule = store.get(name)
+    except DamageError:
+        _uninstall_damaged(name, store)
+    else:
+        _uninstall(schedule, store)
     store.remove(name)
     typer.echo(f"{name}: removed")
 
@@ -199,7 +208,9 @@ def _checked(schedule: Schedule, store: ScheduleStore, faults: list[str]) -> Job
     from idletrain.job_file import load_job
     from idletrain.schedules.cron import cron_fault, name_fault, zone_fault
 
-    faults += [f for f in (name_fault(schedule.name), cron_fault(schedule.cron), zone_fault(schedule.tz)) if f]
+    faults += [
+        f for f in (name_fault(schedule.name, schedule.varied), cron_fault(schedule.cron), zone_fault(schedule.tz)) if f
+    ]
     if schedule.name in store.names():
         faults.append(f"NAME: there is a schedule {schedule.name}; remove it first, or choose another name")
     job = None
@@ -296,6 +307,15 @@ def _uninstall(schedule: Schedule, store: ScheduleStore) -> None:
         _cloud_schedules(schedule.on).remove(schedule, _job_in_cloud(schedule, store))
     elif schedule.on != LocalTrigger.loop:
         _triggers()[schedule.on].remove(schedule.name)
+
+
+def _uninstall_damaged(name: str, store: ScheduleStore) -> None:
+    """Remove whatever may start a schedule whose file does not say it; tell what only a cloud's own tools remove."""
+    for trigger in _triggers().values():
+        if trigger.fault() is None:
+            trigger.remove(name)
+    if store.path(name, "job").exists():
+        tell(f"a cloud may still start {name}; the guide 'Sweeps and schedules' says what to delete there")
 
 
 def _packed(job: Job) -> bytes | None:

@@ -17,8 +17,9 @@ from datetime import UTC, datetime, timedelta
 
 from cronsim import CronSim, CronSimError
 
-# A run's name adds -YYYYMMDD-HHMM, and is a DNS label of at most 63 characters.
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,47}[a-z0-9])?")
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+LONGEST_NAME = 49  # a run's adds -YYYYMMDD-HHMM, and is a DNS label of at most 63 characters
+LONGEST_OF_SWEEP = 42  # a trial's adds a hyphen and 6 letters to its run's
 RANGES = {
     "minute": "0-59",
     "hour": "0-23",
@@ -104,11 +105,13 @@ class DueDecision(enum.Enum):
     SKIP = "skip"
 
 
-def name_fault(name: str) -> str | None:
-    """Return what is wrong with a schedule's name, as a sentence, or None."""
-    if NAME.fullmatch(name):
+def name_fault(name: str, varied: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with the name of a schedule that varies such settings, as a sentence, or None."""
+    most = LONGEST_OF_SWEEP if varied else LONGEST_NAME
+    if NAME.fullmatch(name) and len(name) <= most:
         return None
-    return f"NAME: {name!r} should be lower-case letters, digits and hyphens, at most 49"
+    of_sweep = " with --set" if varied else ""
+    return f"NAME: {name!r} should be lower-case letters, digits and hyphens, at most {most}{of_sweep}"
 
 
 def zone_fault(tz: str) -> str | None:

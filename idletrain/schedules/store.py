@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from idletrain.errors import DamageError, JobError
-from idletrain.schedules.cron import Execution, Schedule
+from idletrain.schedules.cron import Execution, Schedule, cron_fault, zone_fault
 from idletrain.storage import write_whole
 
 HISTORY_LENGTH = 20
@@ -55,7 +55,10 @@ class ScheduleStore:
             known = ", ".join(self.names()) or "none"
             raise JobError(f"NAME: there is no schedule {name}; there are: {known}") from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DamageError(f"{path} is not a schedule ({error}); remove it and add the schedule again") from None
+            reason = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise DamageError(
+                f"{path} is not a schedule ({reason}); `idletrain schedule remove {name}`, and add it again"
+            ) from None
 
     def add(self, schedule: Schedule, job: str | None = None) -> None:
         """Write a schedule to its file, after the job that a cloud runs, without which it could not be removed."""
@@ -128,7 +131,14 @@ def _plain(record: Schedule | Execution) -> dict[str, Any]:
 
 
 def _schedule(fields: dict[str, Any]) -> Schedule:
-    read = {"created": datetime.fromisoformat(fields["created"]), "varied": tuple(fields.get("varied", ()))}
+    created = datetime.fromisoformat(fields["created"])
+    read = {"created": created, "varied": tuple(fields.get("varied", ()))}
+    if wrong := [name for name, value in fields.items() if name not in read and not isinstance(value, str)]:
+        raise ValueError(f"{', '.join(wrong)} should be text")
+    if created.tzinfo is None:
+        raise ValueError("created should have a time zone")
+    if fault := cron_fault(fields["cron"]) or zone_fault(fields["tz"]):
+        raise ValueError(fault)
     return Schedule(**{**fields, **read})
 
 

@@ -196,6 +196,14 @@ def test_settings_that_cannot_be_tried_are_refused(
     assert not machine.book.names()
 
 
+def test_a_name_without_room_for_its_trials_is_refused(machine: UserMachine) -> None:
+    name = "n" * 49
+    assert machine.faults("add", name, *NIGHTLY[2:], "--on", "loop", *SETTINGS) == (
+        f"NAME: {name!r} should be lower-case letters, digits and hyphens, at most 42 with --set",
+    )
+    assert not machine.book.names()
+
+
 def test_an_unknown_job_file_and_a_name_that_is_taken_are_sentences(machine: UserMachine) -> None:
     machine.output(*NIGHTLY, "--on", "loop")
     assert machine.faults("add", "nightly", "none.yaml", "--cron", "0 2 * * *", "--on", "loop") == (
@@ -275,6 +283,28 @@ def test_a_list_is_read_in_a_narrow_terminal(machine: UserMachine, monkeypatch: 
     assert lines[0] == "nightly: 0 2 * * * Europe/Paris, local nodes, started by loop"
     assert lines[1] == f"  job   {machine.path / 'job.yaml'}"
     assert lines[3] == "  last  never"
+
+
+def test_a_damaged_schedule_hides_no_other_and_can_be_removed(machine: UserMachine) -> None:
+    machine.has("crontab", CRONTAB)
+    machine.output(*NIGHTLY)
+    machine.output("add", "aa", *NIGHTLY[2:])
+    machine.book.path("aa", "json").write_text("{}")
+    shown = machine.output("list")
+    assert "aa: damaged: " in shown
+    assert "('created' is missing); `idletrain schedule remove aa`, and add it again" in shown
+    assert "nightly: 0 2 * * *" in shown
+    assert machine.output("remove", "aa") == "aa: removed\n"
+    assert machine.book.names() == ["nightly"]
+    assert [line.rpartition(":")[2] for line in machine.tab.splitlines()] == ["nightly"]
+
+
+def test_a_damaged_schedule_that_a_cloud_starts_is_removed_here_and_said(machine: UserMachine) -> None:
+    machine.output(*NIGHTLY, "--on", "loop")
+    machine.book.path("nightly", "json").write_text("{")
+    machine.book.path("nightly", "job").write_text("{}")
+    assert "a cloud may still start nightly; the guide" in machine.output("remove", "nightly")
+    assert list(machine.book.directory.iterdir()) == []
 
 
 def test_an_empty_list_says_what_to_do(machine: UserMachine) -> None:

@@ -27,6 +27,7 @@ from idletrain.schedules.cron import (
     wake_minutes,
     zone_fault,
 )
+from idletrain.sweeps.grid import parse_varied, trials
 
 PARIS = "Europe/Paris"
 FIVE = "should be minute hour day-of-month month day-of-week, such as '0 2 * * *' for 02:00"
@@ -187,6 +188,17 @@ def test_a_name_leaves_room_for_the_time_in_its_runs() -> None:
     assert len(run_name(longest, at("2026-03-02T02:00"))) == 63
     for bad in (longest + "n", "Nightly", "-n", "", "../n", "a.b"):
         assert name_fault(bad) == f"NAME: {bad!r} should be lower-case letters, digits and hyphens, at most 49"
+
+
+def test_the_name_of_a_sweep_leaves_room_for_its_trials() -> None:
+    longest, varied = "n" * 42, ["training.seed=1,2"]
+    assert name_fault(longest, varied) is None
+    run = run_name(longest, at("2026-03-02T02:00"))
+    job = {"name": run, "model": {"factory": "m:f"}, "data": {"name": "digits"}}
+    assert [len(trial.job.name) for trial in trials(job, [parse_varied(*varied)])] == [63, 63]
+    assert name_fault(longest + "n", varied) == (
+        f"NAME: {longest + 'n'!r} should be lower-case letters, digits and hyphens, at most 42 with --set"
+    )
 
 
 def test_run_names_are_of_utc_where_no_minute_comes_twice() -> None:

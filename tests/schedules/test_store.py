@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nightly import a_schedule
@@ -94,6 +96,17 @@ def test_a_lease_is_held_once(book: ScheduleStore) -> None:
         assert again is not None
 
 
+@pytest.mark.parametrize(
+    "changes", [{"cron": 5}, {"cron": "at noon"}, {"tz": "Nowhere"}, {"created": "2026-03-01T02:00"}]
+)
+def test_a_file_whose_fields_say_no_time_is_not_a_schedule(book: ScheduleStore, changes: dict[str, Any]) -> None:
+    book.add(schedule())
+    path = book.path("nightly", "json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(DamageError, match="is not a schedule"):
+        book.get("nightly")
+
+
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"name": "nightly"}'])
 def test_damaged_files_are_sentences(book: ScheduleStore, text: str) -> None:
     book.add(schedule())
@@ -101,5 +114,5 @@ def test_damaged_files_are_sentences(book: ScheduleStore, text: str) -> None:
     with pytest.raises(DamageError, match=r"is not a history .* remove it to start an empty one"):
         book.history("nightly")
     book.path("nightly", "json").write_text(text)
-    with pytest.raises(DamageError, match=r"is not a schedule .* remove it and add the schedule again"):
+    with pytest.raises(DamageError, match=r"is not a schedule .*`idletrain schedule remove nightly`, and add it again"):
         book.get("nightly")
