@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -79,7 +80,10 @@ def sweep(
     )
     if isinstance(provider, CloudProvider):
         from idletrain.cli.cloud_sweep import sweep_in_cloud
+        from idletrain.sweeps.running import refuse_changed
+        from idletrain.sweeps.trial_results import ResultsFile
 
+        refuse_changed(found, ResultsFile(_results_path(request.name)).read(request.names))
         if faults := request.cloud_faults(parallel):
             raise JobError(faults)
         results: Mapping[str, SweepResult] = sweep_in_cloud(request, provider, cloud or "", ask=costs and not yes)
@@ -113,7 +117,7 @@ def _on_workers(request: SweepRequest, scheduler: str | None, parallel: int) -> 
         cost_of=cost_of,
         report=tell,
     )
-    under_way = Sweep(request.trials, ResultsFile(RUNS / f"{request.name}.sweep.json"), settings)
+    under_way = Sweep(request.trials, ResultsFile(_results_path(request.name)), settings)
     left = [job for job in request.to_check() if not under_way.results[job.name].ended]
     if not all(result.ended for result in under_way.results.values()):
         trial_process.warm_up()
@@ -125,6 +129,10 @@ def _on_workers(request: SweepRequest, scheduler: str | None, parallel: int) -> 
         tell("stopped; the same command goes on where it was")
         raise
     return under_way.results
+
+
+def _results_path(name: str) -> Path:
+    return RUNS / f"{name}.sweep.json"
 
 
 async def _to_its_end(under_way: Sweep) -> None:
@@ -169,8 +177,7 @@ def sweep_faults(provider: Provider, job: Job, varied: Sequence[str], budget: st
         found = trials(job.model_dump(exclude_unset=True), [parse_varied(text) for text in varied])
         budget_usd = parse_usd(budget) if budget else None
         faults = cost_and_faults(provider, job, budget_usd)[1]
-        watched, better = _watched(job)
-        request = SweepRequest(name=job.name, trials=found, watched=watched, better=better)
+        request = SweepRequest(name=job.name, trials=found, watched="loss", better="lower")  # of no matter to a cloud
         return faults + (request.cloud_faults(parallel=1) if isinstance(provider, CloudProvider) else [])
     except JobError as error:
         return list(error.faults)
@@ -189,4 +196,12 @@ def _watched(job: Job) -> tuple[str, Literal["higher", "lower"]]:
     """Return what tells a good trial, and which value of it is better: what the job watches, else the test loss."""
     name = job.stop.watched or "loss"
     own = job.training.metrics.get(name)
-    return name, (own and own.better) or ("lower" if name == "loss" else "higher")
+    if own is None:
+        return name, "lower" if name == "loss" else "higher"
+    if own.better:
+        return name, own.better
+    from idletrain.nn.faults import resolve
+    from idletrain.nn.metric_checks import named_metrics
+
+    (metric,) = named_metrics({name: own}, {}, resolve)
+    return name, metric.better

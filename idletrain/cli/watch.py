@@ -134,10 +134,7 @@ def compare(
     region: Region = None,
 ) -> None:
     """Print the results of runs side by side, the settings that differ and the losses; `report` draws all curves."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Column, Table
-
+    from idletrain.cli.sweep_table import print_columns
     from idletrain.observe import report as reports
 
     runs = [name for run in runs for name in _trials_of(run)]
@@ -146,13 +143,10 @@ def compare(
     with _readable(runs):
         past_runs = _past_runs(runs, cloud, region)
         rows = reports.comparison(past_runs)
-    table = Table(Column(overflow="fold"), *(run.name for run in past_runs), box=box.SIMPLE, pad_edge=False)
-    for name, values in rows:
-        table.add_row(name, *values)
-    console = Console()
-    console.print(table)
+    headings = ["", *(run.name for run in past_runs)]
+    print_columns(headings, [[name, *values] for name, values in rows], left=headings, in_parts=True)
     for line in reports.loss_plot(past_runs):
-        console.print(f" {line}", markup=False, highlight=False, soft_wrap=True)
+        typer.echo(f" {line}")
 
 
 def _trials_of(run: str) -> list[str]:
@@ -161,9 +155,18 @@ def _trials_of(run: str) -> list[str]:
 
     if "/" in run or run_dir_of(run).exists():
         return [run]
-    names = ResultsFile(RUNS / f"{run}.sweep.json").names()
-    elsewhere = {place.name for place in noted()} if names else set()
-    return [name for name in names if name in elsewhere or (RUNS / name / "events.jsonl").exists()] or [run]
+    file = ResultsFile(RUNS / f"{run}.sweep.json")
+    results = file.read(file.names())
+    elsewhere = {place.name for place in noted()} if results else set()
+    found = []
+    for name, result in results.items():
+        usual = RUNS / name  # where a rehearsed one is kept
+        folders = [folder for folder in (Path(result.run_dir or usual), usual) if (folder / "events.jsonl").exists()]
+        if name in elsewhere or usual in folders[:1]:
+            found.append(name)
+        elif folders:
+            found.append(str(folders[0]))
+    return found or [run]
 
 
 def _past_runs(runs: Sequence[str], cloud: str | None, region: str | None) -> list[PastRun]:

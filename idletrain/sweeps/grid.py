@@ -19,6 +19,8 @@ from idletrain.job_file import parse_job
 
 MOST_TRIALS = 1000
 DIGEST_LETTERS = 6  # of a trial's name
+# Where the settings are that a trial's values follow from.
+DECISIVE = ("model.", "data.", "training.", "stop.", "memory.compile.", "preemption.policy.")
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,27 @@ def as_plain(found: Sequence[SweepTrial]) -> list[dict[str, dict[str, Any]]]:
 def from_plain(plain: Sequence[Mapping[str, dict[str, Any]]]) -> list[SweepTrial]:
     """Return the trials that `as_plain` wrote."""
     return [SweepTrial(trial["values"], Job.model_validate(trial["job"])) for trial in plain]
+
+
+def decisive_settings(job: Job) -> dict[str, Any]:
+    """Return the settings of a job that a trial's values follow from, by their paths."""
+    settings = _by_path(job.as_tree())
+    return {path: value for path, value in settings.items() if f"{path}.".startswith(DECISIVE)}
+
+
+def changed_paths(job: Job, settings: Mapping[str, Any], but: Sequence[str]) -> list[str]:
+    """Return the paths of those settings that differ in a job, without some that may."""
+    own, left_out = decisive_settings(job), object()
+    paths = [path for path in {**own, **settings} if path not in but]
+    return [path for path in paths if own.get(path, left_out) != settings.get(path, left_out)]
+
+
+def _by_path(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        is_section = isinstance(value, Mapping) and value
+        found |= _by_path(value, f"{above}{name}.") if is_section else {f"{above}{name}": value}
+    return found
 
 
 def _with(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

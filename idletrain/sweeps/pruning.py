@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from typing import Any, Literal
 
@@ -9,6 +10,16 @@ from idletrain.errors import JobError
 
 REDUCTION = 3  # of three trials that came as far, one goes on
 HALVINGS = 2
+
+
+def check_optuna() -> None:
+    """Refuse to prune without Optuna.
+
+    Raises:
+        JobError: it is not installed.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise JobError("--prune: needs Optuna; pip install optuna")
 
 
 class Halving:
@@ -23,10 +34,9 @@ class Halving:
     """
 
     def __init__(self, rounds: int, better: Literal["higher", "lower"]) -> None:
-        try:
-            import optuna
-        except ImportError:
-            raise JobError("--prune: needs Optuna; pip install optuna") from None
+        check_optuna()
+        import optuna
+
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         first = max(1, rounds // REDUCTION**HALVINGS)
         pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=REDUCTION)

@@ -10,18 +10,21 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from idletrain.errors import IdletrainError
+from idletrain.errors import IdletrainError, JobError, shortened
 from idletrain.job import Job
 from idletrain.observe.records import DONE_STATUSES, Record
 from idletrain.observe.summary import summary_of
-from idletrain.sweeps.grid import SweepTrial
-from idletrain.sweeps.pruning import Halving
-from idletrain.sweeps.trial_results import DIVERGED, PRUNED, ResultsFile
+from idletrain.sweeps.grid import SweepTrial, changed_paths, decisive_settings
+from idletrain.sweeps.pruning import Halving, check_optuna
+from idletrain.sweeps.trial_results import DIVERGED, PRUNED, ResultsFile, SweepResult
 
 STOPPED = "stopped"
 UNTRIED = ("waiting", "not started")  # states of trials without a run
 LEAST_USD = 0.01  # with less left no trial begins
+PLAIN_SCORES = ("accuracy", "loss")  # the record of each round has them, other metrics only the events and the last
 PROGRESS_SECONDS = 5.0  # between two lines on a trial
+LENGTHS = ("training.rounds", "training.epochs")  # a trial that has not ended goes on with others, as its launch does
+LOOKS_APART = 10.0  # times as long as a look at a run's events takes, so that looks take a tenth of the time
 
 
 class TrialUnderWay(Protocol):
@@ -83,20 +86,31 @@ class Sweep:
         results: What they have come to, by name.
 
     Raises:
-        JobError: they are to be pruned, and Optuna is not installed.
+        JobError: they are to be pruned, and Optuna is not installed; or a result is of another job.
         DamageError: the file does not hold results.
     """
 
     def __init__(self, trials: Sequence[SweepTrial], file: ResultsFile, settings: SweepSettings) -> None:
         self._trials, self._file, self._settings = trials, file, settings
         self.results = file.read([trial.job.name for trial in trials])
-        rounds = max(trial.job.training.rounds for trial in trials)
-        self._halving = Halving(rounds, settings.better) if settings.prune else None
+        refuse_changed(trials, self.results)
+        if settings.prune:
+            check_optuna()
         self._reserved: dict[str, float] = {}  # budgets of those that run
+        self._look_after: dict[str, float] = {}  # when the events of those that run may be read again
+        self._halving: Halving | None = None
+        self._begin_halving()
+
+    def _begin_halving(self) -> None:
+        """Begin to prune, if trials are to be pruned, once the rounds of a whole trial are known."""
+        rounds = max(self.results[trial.job.name].rounds or _named_rounds(trial.job) for trial in self._trials)
+        if self._halving or not rounds or not self._settings.prune:
+            return
+        self._halving = Halving(rounds, self._settings.better)
         for name, result in self.results.items():
-            if result.ended and self._halving:
-                for at, value in result.values:
-                    self._halving.report(name, at, value)
+            for at, value in result.values:
+                self._halving.report(name, at, value)
+            if result.ended:
                 self._halving.end(name, None if result.state == PRUNED else result.value)
 
     async def run(self) -> None:
@@ -127,6 +141,8 @@ class Sweep:
         self._settings.report(f"{name} begins: {trial.text}")
         is_new = result.state in UNTRIED or (result.state == "failed" and not result.began)
         result.state, result.reason, result.record = "running", "", {}
+        result.settings, result.run_dir = decisive_settings(trial.job), str(trial.job.run_dir)
+        result.values, result.rounds = [], _named_rounds(trial.job)
         self._file.write(self.results)
         why = "" if not is_new and await self._has_ended(trial) else await self._train(trial, job)
         if result.state == "running":
@@ -161,11 +177,11 @@ class Sweep:
     async def _has_ended(self, trial: SweepTrial) -> bool:
         """Take note of what the run of a trial came to in an earlier session; return whether it has ended."""
         events = await asyncio.to_thread(self._settings.events_of, trial.job)
-        self.results[trial.job.name].began |= any(event["kind"] == "run_started" for event in events)
+        self._take_events(trial.job.name, events)
         summary = summary_of(events)
         if summary.status not in (*DONE_STATUSES, DIVERGED):
             return False
-        self._is_pruned(trial.job.name, summary.as_record())
+        self._take_record(trial.job.name, summary.as_record())
         return True
 
     async def _train(self, trial: SweepTrial, job: Job) -> str:
@@ -190,27 +206,85 @@ class Sweep:
         """Take note of a run's records, to its end; interrupt it once it is pruned."""
         name, result, shown = trial.job.name, self.results[trial.job.name], time.monotonic()
         async for record in run.records():
-            if self._is_pruned(name, record) and result.state == "running":
+            is_behind = await self._look(trial.job) if self._may_look(name, record) else False
+            is_behind |= self._take_record(name, record)
+            if record.get("status") in DONE_STATUSES:
+                result.state = "running"  # it came to its end before it was stopped
+            elif is_behind and result.state == "running":
                 result.state = PRUNED
                 run.interrupt()
             if time.monotonic() - shown > PROGRESS_SECONDS:
                 shown = time.monotonic()
                 self._file.write(self.results)
-                done = f"{name}: {record['rounds']} of {trial.job.training.rounds} rounds"
-                self._settings.report(done + _value_text(self._settings.watched, result.value))
+                done = f"{record['rounds']} of {result.rounds}" if result.rounds else str(record["rounds"])
+                self._settings.report(f"{name}: {done} rounds" + _value_text(self._settings.watched, result.value))
 
-    def _is_pruned(self, name: str, record: dict[str, Any]) -> bool:
+    def _may_look(self, name: str, record: Mapping[str, Any]) -> bool:
+        """Return whether to read a run's events, as its record of a round leaves out what the sweep needs."""
+        result = self.results[name]
+        is_new = (record.get("evaluated_rounds") or 0) > (result.values[-1][0] if result.values else 0)
+        leaves_out = not result.rounds or (is_new and self._settings.watched not in PLAIN_SCORES)
+        return leaves_out and ("status" in record or time.monotonic() >= self._look_after.get(name, 0.0))
+
+    async def _look(self, job: Job) -> bool:
+        """Take note of what the events of a run that trains say; return whether it is to be stopped."""
+        began_at = time.monotonic()
+        events: list[Record] = []
+        with contextlib.suppress(IdletrainError, OSError):  # the next look may succeed
+            events = await asyncio.to_thread(self._settings.events_of, job)
+        now = time.monotonic()
+        self._look_after[job.name] = now + LOOKS_APART * (now - began_at)
+        return self._take_events(job.name, events)
+
+    def _take_events(self, name: str, events: Sequence[Record]) -> bool:
+        """Take note of a run's events; return whether the run is to be stopped."""
+        result, started = self.results[name], [event for event in events if event["kind"] == "run_started"]
+        if started:
+            result.began, result.rounds = True, result.rounds or started[-1]["rounds"]
+            self._begin_halving()
+        evaluated = [event for event in events if event["kind"] == "evaluated"]
+        is_behind = [self._take(name, event["round"], event) for event in evaluated]  # each is taken
+        return any(is_behind)
+
+    def _take_record(self, name: str, record: dict[str, Any]) -> bool:
         """Take note of a run's record; return whether the run is to be stopped."""
         result = self.results[name]
         result.began = True
         if "status" in record:
             result.record = record
-        value = {**record.get("metrics", {}), **record}.get(self._settings.watched)
-        at = record.get("evaluated_rounds")
-        if value is None or at is None or (result.values and at <= result.values[-1][0]):
+        return self._take(name, record.get("evaluated_rounds"), record)
+
+    def _take(self, name: str, at: int | None, scores: Mapping[str, Any]) -> bool:
+        """Take note of the scores after so many rounds; return whether the run is to be stopped."""
+        values, watched = self.results[name].values, self._settings.watched
+        value = (scores if watched in PLAIN_SCORES else scores.get("metrics", {})).get(watched)
+        if value is None or at is None or (values and at <= values[-1][0]):
             return False
-        result.values.append((at, value))
+        values.append((at, value))
         return self._halving is not None and self._halving.report(name, at, value)
+
+
+def refuse_changed(trials: Sequence[SweepTrial], results: Mapping[str, SweepResult]) -> None:
+    """Refuse results of other settings than the trials have.
+
+    Raises:
+        JobError: a trial has such a result.
+    """
+    for trial in trials:
+        result = results[trial.job.name]
+        if not result.settings or result.state == "failed":  # its launch decides whether it goes on
+            continue
+        changed = changed_paths(trial.job, result.settings, () if result.ended else LENGTHS)
+        if changed:
+            how, which = "ended" if result.ended else "began", shortened(", ".join(changed))
+            raise JobError(
+                f"name: trial {trial.job.name} {how} with other settings ({which}); give the sweep another --name"
+            )
+
+
+def _named_rounds(job: Job) -> int:
+    """Return the rounds that a job names; 0 where the run counts them by its data."""
+    return job.training.rounds if "rounds" in job.training.model_fields_set else 0
 
 
 def _value_text(watched: str, value: float | None) -> str:

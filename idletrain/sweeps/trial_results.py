@@ -27,6 +27,9 @@ class SweepResult:
         values: Rounds and the watched value at each evaluation.
         record: The run's summary, once it has one.
         usd: What it has cost.
+        settings: Those of its job that its values follow from, by their paths; empty before it begins.
+        run_dir: The directory of its run; empty before it begins.
+        rounds: Those of its whole run; 0 while they are not known.
     """
 
     state: str = "waiting"
@@ -35,6 +38,9 @@ class SweepResult:
     values: list[tuple[int, float]] = field(default_factory=list)
     record: dict[str, Any] = field(default_factory=dict)
     usd: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    run_dir: str = ""
+    rounds: int = 0
 
     @property
     def ended(self) -> bool:
@@ -100,4 +106,7 @@ def _result(stored: Mapping[str, Any]) -> SweepResult:
     values = [(int(rounds), float(value)) for rounds, value in stored["values"]]
     record = {str(name): value for name, value in stored["record"].items()}
     state, reason = str(stored["state"]), str(stored["reason"])
-    return SweepResult(state, reason, bool(stored["began"]), values, record, float(stored["usd"]))
+    usd, settings, rounds = float(stored["usd"]), dict(stored["settings"].items()), int(stored["rounds"])
+    return SweepResult(
+        state, reason, bool(stored["began"]), values, record, usd, settings, str(stored["run_dir"]), rounds
+    )

@@ -211,7 +211,7 @@ def test_a_file_that_the_machine_refuses_is_told_with_what_helps(error: Exceptio
 def test_a_bug_is_exit_code_3_with_a_report_to_send(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(_path: Path) -> None:
+    def broken(_path: Path, _name: str | None) -> None:
         raise ZeroDivisionError("an invented bug")
 
     monkeypatch.setattr("idletrain.job_file.load_job", broken)
@@ -226,7 +226,7 @@ def test_a_bug_is_exit_code_3_with_a_report_to_send(
 
 
 def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(_path: Path) -> None:
+    def interrupted(_path: Path, _name: str | None) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("idletrain.job_file.load_job", interrupted)
@@ -236,7 +236,7 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_ctrl_c_in_the_middle_of_an_import_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_path: Path) -> None:
+    def interrupted(_path: Path, _name: str | None) -> None:
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
     monkeypatch.setattr("idletrain.job_file.load_job", interrupted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idletrain.errors import JobError
-from idletrain.sweeps.grid import Varied, parse_varied, trials
+from idletrain.job import Job
+from idletrain.sweeps.grid import Varied, as_plain, changed_paths, decisive_settings, from_plain, parse_varied, trials
 
 TREE: dict[str, Any] = {
     "name": "digits",
@@ -60,6 +62,26 @@ def test_a_trial_s_name_follows_from_its_values_alone(seeds: list[int]) -> None:
     for seed, name in names.items():
         (alone,) = trials(TREE, [Varied("training.seed", (seed,))])
         assert alone.job.name == name
+
+
+def test_settings_that_a_trial_s_values_follow_from_are_compared_by_their_paths() -> None:
+    def job(**sections: Any) -> Job:
+        return trials({**TREE, **sections}, [Varied("training.seed", (1,))])[0].job
+
+    kept = json.loads(json.dumps(decisive_settings(job())))
+    (sent,) = from_plain(as_plain(trials(TREE, [Varied("training.seed", (1,))])))
+    assert changed_paths(sent.job, kept, ()) == []
+    assert changed_paths(job(nodes={"count": 3}, checkpoint={"to": "else/"}, memory={"scratch": "/x"}), kept, ()) == []
+    wider = {"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 99, 10]}}
+    assert changed_paths(job(model=wider, stop={"metric": "accuracy"}), kept, ()) == [
+        "model.args.widths",
+        "stop.metric",
+    ]
+    longer = job(training={**TREE["training"], "rounds": 7})
+    assert changed_paths(longer, kept, ()) == ["training.rounds"]
+    assert changed_paths(longer, kept, ("training.rounds",)) == []
+    named = {**TREE["training"], "method": "ist"}  # which would be chosen else
+    assert changed_paths(job(training=named), kept, ()) == ["training.method"]
 
 
 def test_faults_of_all_combinations_are_told_and_each_once() -> None:

@@ -14,14 +14,16 @@ import psutil
 import pytest
 from test_trial_process import JOB, processes
 
+from idletrain.errors import JobError, RunError
 from idletrain.job import Job
 from idletrain.observe.records import Record, read_records
 from idletrain.rounds.durable.history import holds_run
 from idletrain.sweeps import running, trial_process
-from idletrain.sweeps.grid import SweepTrial, Varied, trials
+from idletrain.sweeps.grid import SweepTrial, Varied, decisive_settings, trials
+from idletrain.sweeps.pruning import Halving
 from idletrain.sweeps.running import Sweep, SweepSettings, TrialUnderWay
 from idletrain.sweeps.trial_process import launched
-from idletrain.sweeps.trial_results import ResultsFile
+from idletrain.sweeps.trial_results import ResultsFile, SweepResult
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +178,128 @@ def test_trials_that_failed_before_come_last_and_those_that_never_began_are_not_
         assert under_way.results[bad.job.name].state == "failed"
         assert under_way.results[bad.job.name].reason == "its loss raised"
     assert began == [bad.job.name, good.job.name, good.job.name, bad.job.name]
+
+
+def evaluated(round_: int, **metrics: float) -> Record:
+    return {"kind": "evaluated", "round": round_, "accuracy": None, "loss": 0.5, "metrics": metrics}
+
+
+class ByRounds:
+    """A trial's run that prints a record of each round, as a launch does, and a last one."""
+
+    def __init__(self, events: list[Record], rounds: int, status: str) -> None:
+        self._events, self._rounds, self._status, self.interrupted = events, rounds, status, False
+
+    async def records(self) -> AsyncIterator[dict[str, Any]]:
+        for round_ in range(1, self._rounds + 1):
+            if self.interrupted and self._status != "completed":
+                break
+            done, mae = round_, 0.1 * len(self._events)
+            self._events.append(evaluated(round_, mae=mae))
+            yield {"rounds": round_, "evaluated_rounds": round_, "accuracy": None, "loss": 0.5}
+        last = {"rounds": done, "evaluated_rounds": done, "accuracy": None, "loss": 0.5, "metrics": {"mae": mae}}
+        yield {**last, "status": self._status}
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+    async def wait(self) -> str:
+        return ""
+
+
+def by_rounds(statuses: dict[str, str], events: dict[str, list[Record]], rounds: int) -> Any:
+    @asynccontextmanager
+    async def start(job: Job) -> AsyncIterator[TrialUnderWay]:
+        yield ByRounds(events[job.name], rounds, statuses[job.name])
+
+    return start
+
+
+def events_before(found: list[SweepTrial], rounds: int) -> dict[str, list[Record]]:
+    """The events of runs that begin, of which the later ones learn less."""
+    start = {"kind": "run_started", "rounds": rounds}
+    return {trial.job.name: [start] * (5 * n + 1) for n, trial in enumerate(found)}
+
+
+def test_trials_are_pruned_by_a_metric_of_the_job_s_own() -> None:
+    found = with_rates(0.1, 0.2, rounds=9)
+    events = events_before(found, 9)
+    start = by_rounds(dict.fromkeys(events, "stopped") | {found[0].job.name: "completed"}, events, 9)
+    under_way = sweep(found, start=start, events_of=lambda job: events[job.name], watched="mae", prune=True)
+    asyncio.run(under_way.run())
+    good, bad = (under_way.results[trial.job.name] for trial in found)
+    assert (good.state, [at for at, _ in good.values]) == ("completed", [*range(1, 10)])
+    assert (bad.state, bad.values) == ("pruned", [(1, pytest.approx(0.6))])
+
+
+def test_a_trial_that_came_to_its_end_is_not_called_pruned() -> None:
+    found = with_rates(0.1, 0.2, rounds=9)
+    events = events_before(found, 9)
+    start = by_rounds(dict.fromkeys(events, "completed"), events, 9)  # too quick for an interrupt
+    under_way = sweep(found, start=start, events_of=lambda job: events[job.name], watched="mae", prune=True)
+    asyncio.run(under_way.run())
+    assert [result.state for result in under_way.results.values()] == ["completed", "completed"]
+
+
+def test_events_that_cannot_be_read_stop_no_trial() -> None:
+    (trial,) = with_rates(0.1, rounds=2)
+
+    def fails(_: Job) -> list[Record]:
+        raise RunError("these records are of schema 9")
+
+    start = by_rounds({trial.job.name: "completed"}, {trial.job.name: [{}]}, 2)
+    under_way = sweep([trial], start=start, events_of=fails, watched="mae")
+    asyncio.run(under_way.run())
+    assert under_way.results[trial.job.name].values == [(2, pytest.approx(0.2))]  # the last record has it
+
+
+@pytest.mark.parametrize("training", [{"epochs": 1}, {}])
+def test_progress_and_pruning_are_by_the_rounds_that_the_run_counts(
+    training: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "PROGRESS_SECONDS", -1.0)
+    halved, said = [], []
+    monkeypatch.setattr(running, "Halving", lambda rounds, better: halved.append(rounds) or Halving(rounds, better))
+    tree = {**JOB, "training": {"optimizer": {"name": "sgd"}, **training}}
+    (trial,) = trials(tree, [Varied("training.optimizer.lr", (0.1,))])
+    events = events_before([trial], 18)
+    start = by_rounds({trial.job.name: "completed"}, events, 18)
+    asyncio.run(
+        sweep([trial], start=start, events_of=lambda _: events[trial.job.name], prune=True, report=said.append).run()
+    )
+    assert halved == [18]
+    assert f"{trial.job.name}: 2 of 18 rounds, loss 0.5000" in said
+    asyncio.run(sweep([trial], prune=True).run())
+    assert halved == [18, 18]
+
+
+def test_a_trial_that_ended_with_other_settings_is_refused_before_anything_starts() -> None:
+    first, second = with_rates(0.1, 0.2)
+    began: list[str] = []
+
+    @asynccontextmanager
+    async def start(job: Job) -> AsyncIterator[TrialUnderWay]:
+        yield Kept(job, began, "")
+
+    asyncio.run(sweep([first], start=start).run())
+    for changes, paths in (({"batch_size": 7}, "training.batch_size"), ({"rounds": 9}, "training.rounds")):
+        sentence = f"name: trial {first.job.name} ended with other settings ({paths}); give the sweep another --name"
+        with pytest.raises(JobError, match=re.escape(sentence)):
+            sweep([*with_rates(0.1, **changes), second], start=start)
+    assert sweep([first, second], start=start).results[first.job.name].ended
+    assert began == [first.job.name]
+
+
+def test_a_trial_that_has_not_ended_goes_on_to_other_rounds_but_not_with_other_settings() -> None:
+    (trial,) = with_rates(0.1)
+    file = ResultsFile(Path("runs/digits.sweep.json"))
+    for state in ("stopped", "running"):
+        file.write({trial.job.name: SweepResult(state, settings=decisive_settings(trial.job))})
+        sweep(with_rates(0.1, rounds=9))
+        with pytest.raises(JobError, match=r"began with other settings \(training.batch_size\)"):
+            sweep(with_rates(0.1, batch_size=7))
+    file.write({trial.job.name: SweepResult("failed", settings=decisive_settings(trial.job))})
+    sweep(with_rates(0.1, batch_size=7))  # its launch decides
 
 
 def test_a_trial_that_is_pruned_stays_so_where_the_sweep_is_stopped_meanwhile() -> None:

@@ -13,7 +13,9 @@ from idletrain.sweeps.trial_results import ResultsFile, SweepResult
 def test_what_is_written_is_read_and_a_new_trial_waits(tmp_path: Path) -> None:
     file = ResultsFile(tmp_path / "runs" / "x.sweep.json")
     assert file.read(["a"]) == {"a": SweepResult()}
-    done = SweepResult("completed", "", True, [(1, 0.5), (2, 0.25)], {"status": "completed"}, 1.5)
+    done = SweepResult(
+        "completed", "", True, [(1, 0.5), (2, 0.25)], {"status": "completed"}, 1.5, {"model.factory": "m"}, "x/a", 2
+    )
     file.write({"a": done})
     assert file.read(["a", "b"]) == {"a": done, "b": SweepResult()}
     assert (done.value, done.ended) == (0.25, True)
