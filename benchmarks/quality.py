@@ -128,7 +128,7 @@ FAMILIES = {
             "factory": "idletrain.nn.models:transformer",
             "args": {"vocabulary": 128, "context": CONTEXT, "width": 128, "heads": 8, "hidden": 512, "blocks": 4},
         },
-        "windows", _ADAMW, 12, 25, 24, ((2e-3, 4e-3, 8e-3), (2e-3, 4e-3, 8e-3)), language=True,
+        "windows", _ADAMW, 12, 25, 24, ((2e-3, 4e-3, 8e-3), (4e-3, 8e-3, 1.6e-2)), language=True,
     ),
     "ResNet-18": Family(
         {"factory": "benchmarks.networks:resnet18", "args": {"channels": 1}},
@@ -140,7 +140,7 @@ FAMILIES = {
     ),
     "BERT-like": Family(
         {"factory": "benchmarks.quality:bert"},
-        "definitions", _ADAMW, 32, 25, 24, ((1e-3, 2e-3, 4e-3), (1e-3, 2e-3, 4e-3)),
+        "definitions", _ADAMW, 32, 25, 24, ((5e-4, 1e-3, 2e-3), (1e-3, 2e-3, 4e-3)),
     ),
     "FT-Transformer": Family(
         {"factory": "benchmarks.tabular:FTTransformer", "args": {"width": 64, "heads": 8, "hidden": 128, "blocks": 2}},
