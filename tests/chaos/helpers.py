@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -330,35 +330,41 @@ class Run:
         security = security_from(*(folder / file for file in identity.OPTIONS))
         return Store(f"tls://{listening.ip}:{listening.port}", security.get_connection_args("worker"))
 
-    def check(self, digests: list[str] | None, status: str = "completed") -> write_ahead_log.LogRecord:
-        """What must hold of every run that was disturbed: returns the ledger's last record."""
-        end = check_log(self.dir / "wal", self.job)
+    def check(
+        self, digests: list[str] | None, status: str = "completed", *, damaged: bool = False
+    ) -> write_ahead_log.LogRecord:
+        """What must hold of every run that was disturbed, or whose files were: returns the ledger's last record."""
+        end = check_log(self.dir / "wal", self.job, damaged=damaged)
         assert end["status"] == status
         if digests is not None:
             assert end["params_sha256"] == digests[end["rounds"]]
         return end
 
 
-def check_log(path: Path, job: Job) -> write_ahead_log.LogRecord:
-    """What must hold of every ledger, also of one that goes on from an earlier snapshot: returns its last record."""
+def check_log(path: Path, job: Job, *, damaged: bool = False) -> write_ahead_log.LogRecord:
+    """What must hold of every ledger, also of one that goes on from an earlier snapshot: returns its last record.
+
+    Where a file was damaged, a later head may have had an update of its own trained again.
+    """
     log = write_ahead_log.read(path)
     assert not log.damage
     epochs: list[int] = []
-    staged: set[tuple[int, int]] = set()
+    staged: dict[tuple[int, int], int] = {}  # epochs by round and subnet
     reached = 0
     for record in log.records:
         kind, round_ = record["kind"], record.get("round", 0)
         if kind == "epoch":
             epochs.append(record["epoch"])
-            staged = {at for at in staged if at[0] != round_} if record["drop"] else staged
+            staged = {at: epoch for at, epoch in staged.items() if at[0] != round_} if record["drop"] else staged
         elif kind == "stage":
-            assert (round_, record["subnet"]) not in staged, "staged twice"
-            staged.add((round_, record["subnet"]))
+            at = round_, record["subnet"]
+            assert at not in staged or (damaged and staged[at] < epochs[-1]), "staged twice"
+            staged[at] = epochs[-1]
         elif kind == "restored":
-            reached, staged = round_, {at for at in staged if at[0] < round_}
+            reached, staged = round_, {at: epoch for at, epoch in staged.items() if at[0] < round_}
         elif kind == "commit":
             assert round_ == reached
-            check_commit(record, staged, job)
+            check_commit(record, staged.keys(), job)
             reached += 1
     end = log.records[-1]
     assert end["kind"] == "end"
@@ -367,10 +373,10 @@ def check_log(path: Path, job: Job) -> write_ahead_log.LogRecord:
     return end
 
 
-def check_commit(commit: write_ahead_log.LogRecord, staged: set[tuple[int, int]], job: Job) -> None:
+def check_commit(commit: write_ahead_log.LogRecord, staged: Collection[tuple[int, int]], job: Job) -> None:
     subnets = [k for k, _ in commit["staged"]]
     assert len(set(subnets)) == len(subnets)
-    assert {(commit["round"], k) for k in subnets} <= staged
+    assert {(commit["round"], k) for k in subnets} <= {*staged}
     if job.preemption.policy == "reissue":
         phase = job.training.phase(commit["round"])
         assert commit["staged"] == [[k, phase.local_steps] for k in range(phase.subnets)]
