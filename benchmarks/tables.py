@@ -63,6 +63,12 @@ def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
+def _filled(head: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return a table without the columns in which no row has a value, such as a GPU's memory."""
+    columns = [column for column in range(len(head)) if any(row[column] != "-" for row in rows)]
+    return [head[column] for column in columns], [[row[column] for column in columns] for row in rows]
+
+
 def summary(results: list[dict[str, Any]]) -> str:
     """Return one table of all figures that have a target."""
     rows = ["| bench | figure | value | target | | on | date |", "|---|---|---|---|---|---|---|"]
@@ -125,7 +131,7 @@ def recipes(results: list[dict[str, Any]]) -> str:
     for result in (result for result in results if result["benchmark"] == "quality"):
         on = f"{result.get('gpu') or result['machine']['cpu']}, {_day(result)}"
         for table in result["tables"]:
-            lines += [f"{table['title']} ({on}):", "", *_table(table["head"], table["rows"]), ""]
+            lines += [f"{table['title']} ({on}):", "", *_table(*_filled(table["head"], table["rows"])), ""]
     return "\n".join(lines).rstrip()
 
 
