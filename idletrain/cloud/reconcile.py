@@ -159,7 +159,7 @@ def after_launch(
         requested: What was asked for.
         launched: How many machines there are of it.
         unavailable: The pools that reported an error.
-        now: Seconds, when the answer came.
+        now: Seconds, at the answer.
     """
     failed = unavailable.intersection(requested.pools)
     return times.after_failure(failed if failed or launched >= requested.count else requested.pools, now)

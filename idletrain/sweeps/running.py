@@ -209,7 +209,7 @@ class Sweep:
             is_behind = await self._look(trial.job) if self._may_look(name, record) else False
             is_behind |= self._take_record(name, record)
             if record.get("status") in DONE_STATUSES:
-                result.state = "running"  # it came to its end before it was stopped
+                result.state = "running"  # it ended by itself before the stop
             elif is_behind and result.state == "running":
                 result.state = PRUNED
                 run.interrupt()
