@@ -199,10 +199,16 @@ MISPLACED = (
     {"size_bytes": None},
 )
 SCHEDULE = {
-    **dict.fromkeys(("cron", "tz", "job", "directory", "cloud", "on", "if_running"), "x"),
+    **dict.fromkeys(("job", "directory", "cloud", "on", "if_running"), "x"),
     "name": "night",
+    "cron": "0 2 * * *",
+    "tz": "Europe/Paris",
     "created": "2026-11-25T00:00:00+00:00",
 }
+TRIAL = b"""\
+{"a": {"state": "failed", "reason": "", "began": true, "values": [[1, 2]], "record": {}, "usd": 0, \
+"settings": {"training.optimizer.lr": 0.1}, "run_dir": "runs/a", "rounds": 4}}
+"""
 POSITION = stream_position.StreamPosition(0, 1, 2, 3, 0, 6, {"epoch": 0}).encoded()
 
 READERS = {
@@ -257,7 +263,7 @@ READERS = {
             b"\5" + json.dumps(SCHEDULE).encode(),
             b'\6{"due": "2026-11-25T00:00:00+00:00", "run": "night-1", "started": null, "ended": null}',
             b'\7{"run": "night", "cloud": "aws", "region": "eu-west-1", "rehearsal": null}',
-            b'\x08{"a": {"state": "failed", "reason": "", "began": true, "values": [[1, 2]], "record": {}, "usd": 0}}',
+            b"\x08" + TRIAL,
             b"\x09training.optimizer.lr=0.05,0.1",
         ),
         modules=(
