@@ -64,7 +64,7 @@ NOTES = """
 `from` is the least part of the in-core peak that a plan fits with all parameters in memory: thin networks' widest
 units. In core is with the same C library's settings as the others, those of a worker that trains by a plan: freed
 memory is given back at once, as a memory limit needs it. Memory is the kernel's count of a step's peak and the
-parameters. A process that has done many steps keeps some megabytes more in holes of small blocks; a run sets 32 MiB
+parameters. A process that has done many steps keeps some megabytes more in holes of small blocks; a run sets 48 MiB
 aside for that, the budgets here do not.
 
 The plan is chosen as a worker chooses it: by trials of what is predicted to be quick. Its prediction is its trial's;

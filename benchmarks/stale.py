@@ -11,8 +11,10 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import io
 import json
 import sys
+import tokenize
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,7 +100,7 @@ def _digest(path: Path) -> str:
 
 @functools.cache
 def _code(text: str, suffix: str) -> str:
-    """Return a file's text; of Python without docstrings, blank lines and lines of comments."""
+    """Return a file's text; of Python without docstrings, comments and blank lines."""
     if suffix != ".py":
         return text
     written = {
@@ -108,8 +110,15 @@ def _code(text: str, suffix: str) -> str:
         and ast.get_docstring(node) is not None
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }
-    lines = [line for number, line in enumerate(text.splitlines(), 1) if number not in written]
-    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    comments = dict(
+        token.start for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
+    )
+    lines = [
+        line[: comments.get(number)].rstrip()
+        for number, line in enumerate(text.splitlines(), 1)
+        if number not in written
+    ]
+    return "\n".join(line for line in lines if line)
 
 
 def changed(result: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from idletrain.nn.outofcore.executing.compiled import CompiledForward, CompiledP
 from idletrain.nn.outofcore.planning.plan import InfeasibleError, MemoryPlan, candidate_plans, make_memory_plan
 from idletrain.nn.outofcore.planning.profile import Profile
 
-VARIATION = 0.05  # of a budget, by which the peaks of steps by one plan differ (up to 4 % in the bench outofcore)
+VARIATION = 0.05  # of a budget, by which the peaks of steps by one plan differ
 CLOSE = 1.15  # times the quickest plan's seconds: within it, another trial decides
 # Times the quickest plan's seconds: within it, the plan that swaps least is taken. Steps of one plan differ by more
 # (the bench outofcore), and what is swapped costs others the disk and a core.

@@ -18,7 +18,7 @@ from idletrain.nn.outofcore.planning.simulate import Footprint, SimulatedStep, s
 RESERVE = (
     0.10  # of the budget kept free for the allocator and code between units; the bench outofcore measures the error
 )
-EVALUATIONS = 800  # simulated steps per search: half a second for 50 units
+EVALUATIONS = 800  # simulated steps per search: 0.2 s for 50 units
 ENOUGH = 1.002  # times a step that never waits: closer is below a profile's accuracy, so the search stops
 LIKELY = 1.5  # times the plan's predicted seconds; a step took up to 1.75 times what was predicted
 CANDIDATES = 3  # single techniques that are worth a trial beside the plan
