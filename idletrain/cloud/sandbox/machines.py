@@ -59,21 +59,24 @@ class MachineProcess:
     ) -> None:
         self.metadata = metadata
         self._directory = directory = Path(tempfile.mkdtemp(prefix=f"{instance}-"))  # mkdtemp's mode is 0700
-        (directory / "tmp").mkdir()
-        (directory / "bin").mkdir()
-        _shim(directory / "bin" / "shutdown", "shutdown")
-        _shim(directory / "bin" / "install", "install", str(directory))
-        _shim(directory / "bin" / "docker", "docker", str(directory), str(memory_bytes))
-        (directory / "user-data").write_bytes(program)
-        command = ("bash", "user-data") if program.startswith(b"#!") else IDLE
-        self._process = parent.start(
-            (str(directory), *command),
-            log,
-            _environment(directory, endpoint, self.metadata.endpoint),
-            module=supervisor.__name__,
-            folder=directory,
-            at_parents_end=signal.SIGTERM,
-        )
+        with contextlib.ExitStack() as undo:  # of a machine that does not start, for want of room on a disk say
+            undo.callback(self.clear)
+            (directory / "tmp").mkdir()
+            (directory / "bin").mkdir()
+            _shim(directory / "bin" / "shutdown", "shutdown")
+            _shim(directory / "bin" / "install", "install", str(directory))
+            _shim(directory / "bin" / "docker", "docker", str(directory), str(memory_bytes))
+            (directory / "user-data").write_bytes(program)
+            command = ("bash", "user-data") if program.startswith(b"#!") else IDLE
+            self._process = parent.start(
+                (str(directory), *command),
+                log,
+                _environment(directory, endpoint, self.metadata.endpoint),
+                module=supervisor.__name__,
+                folder=directory,
+                at_parents_end=signal.SIGTERM,
+            )
+            undo.pop_all()
 
     def pids(self, family: dict[int, list[int]]) -> list[int]:
         """Return the machine's processes without its supervisor, given all processes' children by parent."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import resource
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from idletrain.cloud.sandbox.metadata import Facts
 from idletrain.cluster.forked_processes import WarmParent
 
 GIB = 1 << 30
+MOST_FILE_BYTES = 1 << 16
 SHUTDOWNS: list[float] = []
 
 
@@ -126,3 +129,20 @@ def test_a_container_that_is_killed_ends_as_dockers_would(machines: MachineProce
     killed = "until pkill -KILL -P $PPID idletrain-node; do sleep 0.01; done"
     program = f"docker run image node & {killed}; wait $!; echo status=$?"
     assert "status=137\n" in output(machines, tmp_path, program)
+
+
+def test_a_machine_that_cannot_be_written_leaves_nothing(
+    machines: MachineProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "machines"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            machines.boot("i-1", bytes(2 * MOST_FILE_BYTES), facts, SHUTDOWNS.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(place.iterdir()) == []
+    assert machines.running() == frozenset()
