@@ -13,6 +13,7 @@ import typer
 
 from idletrain.cli.arguments import bytes_option, run_dir_of
 from idletrain.cli.trust import import_from_here
+from idletrain.errors import RunError
 
 app = typer.Typer()
 BEGAN_WITH = Path(
@@ -65,7 +66,12 @@ def worker(
 
         connection = access.find(run_dir_of(run))
         scheduler, files = connection.scheduler, (connection.ca_file, connection.cert, connection.key)
-    asyncio.run(process.serve(scheduler, memory, name, process.security_from(*files)))
+    try:
+        asyncio.run(process.serve(scheduler, memory, name, process.security_from(*files)))
+    except TimeoutError:  # Dask's
+        raise RunError(
+            f"scheduler {scheduler} cannot be reached (it answered once and not again); check that it runs"
+        ) from None
 
 
 def _begin_with_memory_settings() -> None:
