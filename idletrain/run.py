@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from distributed import Client
+from distributed.security import Security
 
 from idletrain.cluster import dask_settings, prompt_thread
 from idletrain.data_files import changed_files, file_digests
@@ -258,9 +259,10 @@ async def _train_until(ending: Ending, job: Job, prepared: Prepared, options: Ru
         with contextlib.closing(directory):
             async with (
                 provider.cluster(job, record) as (address, security),
-                Client(address, asynchronous=True, security=security, set_as_default=False) as client,
+                _connected(address, security, directory.round) as client,
             ):
-                page = await page_of(client, first_port=provider.dashboard_port)
+                with _scheduler_needed(directory.round):
+                    page = await page_of(client, first_port=provider.dashboard_port)
                 facts = provenance(job, options.command, *page) | {"better": prepared.better} | _row_census(prepared)
                 facts |= {"code": _code_of(prepared.program), "data_files": file_digests(job.data.paths)}
                 if options.resume:
@@ -282,6 +284,25 @@ def _quiet_client() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
+
+
+@contextlib.asynccontextmanager
+async def _connected(address: str, security: Security, rounds: int) -> AsyncIterator[Client]:
+    """Yield a client of the scheduler of a run that has trained some rounds."""
+    async with contextlib.AsyncExitStack() as stack:
+        with _scheduler_needed(rounds):
+            client = Client(address, asynchronous=True, security=security, set_as_default=False)
+            await stack.enter_async_context(client)
+        yield client
+
+
+@contextlib.contextmanager
+def _scheduler_needed(rounds: int) -> Iterator[None]:
+    """Raise RunError where the scheduler does not answer any more: it did before the run began."""
+    try:
+        yield
+    except OSError:
+        raise RunError(f"the Dask scheduler is gone after round {rounds}; start the job again with --resume") from None
 
 
 @contextlib.contextmanager

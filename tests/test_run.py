@@ -13,16 +13,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+from distributed import Client
 from torch import nn
 
-from idletrain.cluster import dask_scheduler
+from idletrain import run
+from idletrain.cluster import dask_scheduler, dask_settings
 from idletrain.errors import JobError, RunError
 from idletrain.export import load_run
 from idletrain.job import CheckpointSettings, Job
 from idletrain.job_file import parse_job
 from idletrain.nn.prepare import from_settings
+from idletrain.observe.dashboard_feed import DashboardAddress, page_of
 from idletrain.observe.forecast_record import ForecastTracker
 from idletrain.providers.local import LocalProcesses
 from idletrain.providers.protocol import LaunchRequest
@@ -244,6 +248,42 @@ def test_a_scheduler_that_is_not_there_or_wants_certificates_is_named_before_any
     with pytest.raises(JobError, match=message):
         asyncio.run(launch(wanted, None, RunOptions(provider=on(address))))  # type: ignore[arg-type]
     assert not wanted.run_dir.exists()
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_scheduler_that_goes_while_a_run_starts_is_named_and_the_run_may_go_on_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connected: bool
+) -> None:
+    monkeypatch.setitem(dask_settings.DASK_SETTINGS, "distributed.comm.timeouts.connect", "1s")
+    wanted = job(tmp_path / "runs", model={"factory": "idletrain.nn.models:mlp", "args": {"widths": [64, 8, 10]}})
+    prepared = from_settings(wanted.model, wanted.data, wanted.training)
+    check_scheduler = ExistingScheduler.check
+
+    async def check() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            address = await stack.enter_async_context(dask_scheduler.started(tmp_path))
+            losing = mock.AsyncMock(side_effect=stack.aclose)
+
+            async def check_and_lose(provider: ExistingScheduler) -> None:
+                await check_scheduler(provider)
+                await losing()
+
+            async def lose_and_ask(client: Client, *, first_port: int | None) -> DashboardAddress:
+                await losing()
+                return await page_of(client, first_port=first_port)
+
+            if connected:
+                monkeypatch.setattr(run, "page_of", lose_and_ask)
+            else:
+                monkeypatch.setattr(ExistingScheduler, "check", check_and_lose)
+            with pytest.raises(
+                RunError, match="the Dask scheduler is gone after round 0; start the job again with --r"
+            ):
+                await launch(wanted, prepared, RunOptions(provider=on(address)))
+            losing.assert_awaited_once()
+
+    asyncio.run(check())
+    check_run(wanted, RunOptions(resume=True))
 
 
 def test_runs_that_cannot_be_written_are_reported_in_a_sentence(tmp_path: Path) -> None:

@@ -153,15 +153,15 @@ async def _choose_settings(job: Job, identity: Identity, scheduler: str) -> tupl
     measured.
     """
     prepare = choose.remembering(prepare_job)
-    async with Client(scheduler, asynchronous=True, security=identity.security(), set_as_default=False) as client:
-        try:
+    try:
+        async with Client(scheduler, asynchronous=True, security=identity.security(), set_as_default=False) as client:
             with contextlib.suppress(TimeoutError):  # then those that joined are measured
                 await client.wait_for_workers(1, FIRST_NODE_SECONDS)
                 await client.wait_for_workers(job.nodes.count, OTHER_NODES_SECONDS)
             fleet = await probe_fleet(client, job, job.nodes.count, prepare)
-        except (RunError, RefusedError) as error:  # a node was taken meanwhile
-            logger.warning("the fleet cannot be measured (%s): the job runs with its default settings", error)
-            return job, None
+    except (RunError, RefusedError, OSError) as error:  # a node was taken meanwhile, or the scheduler is gone
+        logger.warning("the fleet cannot be measured (%s): the job runs with its default settings", error)
+        return job, None
     job, choice = await asyncio.to_thread(choose.choose_settings, job, fleet, logger.info, prepare)
     for line in choose.choice_lines(choice):
         logger.info(line)
