@@ -11,7 +11,7 @@ from types import BuiltinMethodType, MethodType
 
 import dask
 
-from idletrain.cluster import handshakes
+from idletrain.cluster import handshakes, steady_clock
 
 DASK_SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,  # the coordinator reacts to a death; Dask does not retry
@@ -46,6 +46,7 @@ def apply() -> None:
     dask.config.set(DASK_SETTINGS)
     logging.getLogger("distributed.comm.tcp").setLevel(logging.WARNING)  # a worker that ends in a handshake is no news
     handshakes.limit()
+    steady_clock.use()
 
 
 def draw_apart() -> None:
