@@ -14,9 +14,13 @@ from distributed import batched
 from tornado.ioloop import IOLoop
 
 
-@functools.cache  # once: deadlines that follow from the first would be wrong by a second
+@functools.cache  # once: a second offset would move the deadlines that were made with the first
 def use() -> None:
     """Have this process's event loops, and what Dask sends in them, go by a clock that only goes on from now."""
     ahead = time.time() - time.monotonic()
-    vars(batched)["time"] = lambda: ahead + time.monotonic()
-    IOLoop.time = lambda _loop: ahead + time.monotonic()  # type: ignore[assignment, method-assign]
+
+    def now(_loop: IOLoop | None = None) -> float:
+        return ahead + time.monotonic()
+
+    vars(batched)["time"] = now
+    IOLoop.time = now  # type: ignore[assignment, method-assign]
